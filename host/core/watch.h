@@ -1,0 +1,65 @@
+/*
+ * Watch: the process's one inotify instance and the one thread (RECV) that reads it. Keys wait for events on lock
+ * files; nothing polls while nothing happens.
+ *
+ * Invariant: a key is in the event table before its first probe; so either the probe sees the change or an event finds
+ * the key. A callback asks for a retry where no event may come (a held lock).
+ */
+#ifndef OMNI_CORE_WATCH_H
+#define OMNI_CORE_WATCH_H
+
+#include "err.h"
+#include "sys.h"
+
+typedef struct omni_watch_key omni_watch_key;
+
+/* What a key waits for. */
+typedef enum omni_watch_what {
+  OMNI_WATCH_PUBLISHED, /* IN_CLOSE_WRITE: something may have been put */
+  OMNI_WATCH_CONSUMED   /* IN_DELETE: something may have been taken */
+} omni_watch_what;
+
+/* What a callback wants next. */
+typedef enum omni_watch_next {
+  OMNI_WATCH_STAY,  /* wait for the next event */
+  OMNI_WATCH_RETRY, /* call again soon: 50 us, 0.2, 1, 5 ms ... while it asks; also on the next event */
+  OMNI_WATCH_DONE   /* leave the table; the key is the caller's again */
+} omni_watch_next;
+
+/* Owned by the waiter; stays put while in the table. */
+struct omni_watch_key {
+  char name[40];        /* file name in the directory ("ns_hash.lock") */
+  omni_watch_what what; /* set by the waiter */
+  omni_watch_next (*fn)(
+      omni_watch_key *self); /* runs on the watch thread, without locks held. The directory gone: see gone */
+  bool gone;                 /* set before fn runs when the directory was removed: no event will come */
+  /* private to watch.c */
+  struct omni_watch_key *next, *retry_next;
+  struct omni_watch_dir *dir;
+  uint64_t retry_at;
+  unsigned char tries, state;
+};
+
+typedef struct omni_watch_stats {
+  uint64_t wakes;  /* returns of the thread's wait */
+  uint64_t events; /* inotify events read */
+  uint64_t overflows;
+  uint64_t retries; /* retries run */
+  uint64_t keys;    /* in the table now */
+  bool polling;     /* no watch could be had: polls at 1 ms */
+} omni_watch_stats;
+
+/* Starts the watch thread where it does not run; one more user. */
+omni_err omni_watch_start(void);
+/* One user less; at 0 the thread ends and its fds are closed before this returns. */
+void omni_watch_stop(void);
+
+/* Puts the key into the table, watches dir, then runs fn once on the watch thread (the first probe). Any thread. */
+omni_err omni_watch_add(const char *dir, omni_watch_key *key);
+
+/* Takes the key out; when it returns fn does not run and will not. Not from within fn of the same key. */
+void omni_watch_remove(omni_watch_key *key);
+
+void omni_watch_read_stats(omni_watch_stats *stats);
+
+#endif
