@@ -4,10 +4,9 @@
 
 static const struct {
   const char *name, *text;
-} errors[OMNI_ERR_MAX] = {
-    [OMNI_OK] = {"OK", "no error"},
+} errors[OMNI_ERR_MAX] = {[OMNI_OK] = {"OK", "no error"},
 #define X(code, text) [OMNI_##code] = {#code, text},
-    OMNI_ERR_MAP(X)
+                          OMNI_ERR_MAP(X)
 #undef X
 };
 

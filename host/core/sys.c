@@ -17,7 +17,8 @@ uint64_t omni_sys_now(void) {
 static void thread_mask(sigset_t *mask) {
   static const int never[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
   sigfillset(mask);
-  for (size_t i = 0; i < sizeof never / sizeof *never; i++) sigdelset(mask, never[i]);
+  for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+    sigdelset(mask, never[i]);
 }
 
 int omni_thread_start(omni_thread *thread, const char *name, void *(*fn)(void *), void *arg) {

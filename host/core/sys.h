@@ -84,15 +84,9 @@ void omni_sys_leave(omni_sys_op op, const char *detail);
 static inline int omni_sys_openat(int dir, const char *path, int flags, mode_t mode) {
   OMNI_SYS_CALL(int, OPENAT, path, openat(dir, path, flags, mode));
 }
-static inline int omni_sys_close(int fd) {
-  OMNI_SYS_CALL(int, CLOSE, NULL, close(fd));
-}
-static inline int omni_sys_flock(int fd, int how) {
-  OMNI_SYS_CALL(int, FLOCK, NULL, flock(fd, how));
-}
-static inline int omni_sys_fstat(int fd, struct stat *st) {
-  OMNI_SYS_CALL(int, FSTAT, NULL, fstat(fd, st));
-}
+static inline int omni_sys_close(int fd) { OMNI_SYS_CALL(int, CLOSE, NULL, close(fd)); }
+static inline int omni_sys_flock(int fd, int how) { OMNI_SYS_CALL(int, FLOCK, NULL, flock(fd, how)); }
+static inline int omni_sys_fstat(int fd, struct stat *st) { OMNI_SYS_CALL(int, FSTAT, NULL, fstat(fd, st)); }
 static inline int omni_sys_fstatat(int dir, const char *path, struct stat *st, int flags) {
   OMNI_SYS_CALL(int, FSTATAT, path, fstatat(dir, path, st, flags));
 }
@@ -105,9 +99,7 @@ static inline ssize_t omni_sys_preadv(int fd, const struct iovec *iov, int n, of
 static inline ssize_t omni_sys_pwrite(int fd, const void *p, size_t n, off_t at) {
   OMNI_SYS_CALL(ssize_t, PWRITE, NULL, pwrite(fd, p, n, at));
 }
-static inline ssize_t omni_sys_read(int fd, void *p, size_t n) {
-  OMNI_SYS_CALL(ssize_t, READ, NULL, read(fd, p, n));
-}
+static inline ssize_t omni_sys_read(int fd, void *p, size_t n) { OMNI_SYS_CALL(ssize_t, READ, NULL, read(fd, p, n)); }
 static inline ssize_t omni_sys_write(int fd, const void *p, size_t n) {
   OMNI_SYS_CALL(ssize_t, WRITE, NULL, write(fd, p, n));
 }
@@ -123,15 +115,11 @@ static inline int omni_sys_mkdirat(int dir, const char *path, mode_t mode) {
 static inline void *omni_sys_mmap(size_t len, int prot, int flags, int fd, off_t at) {
   OMNI_SYS_CALL(void *, MMAP, NULL, mmap(NULL, len, prot, flags, fd, at));
 }
-static inline int omni_sys_munmap(void *p, size_t len) {
-  OMNI_SYS_CALL(int, MUNMAP, NULL, munmap(p, len));
-}
+static inline int omni_sys_munmap(void *p, size_t len) { OMNI_SYS_CALL(int, MUNMAP, NULL, munmap(p, len)); }
 static inline int omni_sys_ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout) {
   OMNI_SYS_CALL(int, PPOLL, NULL, ppoll(fds, n, timeout, NULL));
 }
-static inline int omni_sys_eventfd(void) {
-  OMNI_SYS_CALL(int, EVENTFD, NULL, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-}
+static inline int omni_sys_eventfd(void) { OMNI_SYS_CALL(int, EVENTFD, NULL, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
 static inline int omni_sys_inotify_init(void) {
   OMNI_SYS_CALL(int, INOTIFY_INIT, NULL, inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
 }
@@ -157,21 +145,13 @@ void omni_thread_join(omni_thread thread);
 
 void omni_mutex_init(omni_mutex *mutex);
 void omni_mutex_destroy(omni_mutex *mutex);
-static inline void omni_mutex_lock(omni_mutex *mutex) {
-  (void)pthread_mutex_lock(mutex);
-}
-static inline void omni_mutex_unlock(omni_mutex *mutex) {
-  (void)pthread_mutex_unlock(mutex);
-}
+static inline void omni_mutex_lock(omni_mutex *mutex) { (void)pthread_mutex_lock(mutex); }
+static inline void omni_mutex_unlock(omni_mutex *mutex) { (void)pthread_mutex_unlock(mutex); }
 
 void omni_cond_init(omni_cond *cond);
 void omni_cond_destroy(omni_cond *cond);
-static inline void omni_cond_signal(omni_cond *cond) {
-  (void)pthread_cond_signal(cond);
-}
-static inline void omni_cond_broadcast(omni_cond *cond) {
-  (void)pthread_cond_broadcast(cond);
-}
+static inline void omni_cond_signal(omni_cond *cond) { (void)pthread_cond_signal(cond); }
+static inline void omni_cond_broadcast(omni_cond *cond) { (void)pthread_cond_broadcast(cond); }
 /* Waits until signalled; spurious returns are possible. */
 void omni_cond_wait(omni_cond *cond, omni_mutex *mutex);
 /* Waits until signalled or until omni_sys_now() passes deadline (nanoseconds); false on timeout. */
