@@ -1,0 +1,151 @@
+#include "core/inbox.h"
+
+#include "core/sys.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+struct omni_inbox {
+  atomic_uint refs; /* the consumer's, each poster's, and one of the bell's handle until it is closed */
+  uv_async_t bell;
+  omni_mutex mutex;           /* protects what follows; never held while a callback runs */
+  omni_cond quiet;            /* signalled when ringing falls to 0 on a closed inbox */
+  omni_event *head, *tail;    /* queued, oldest first */
+  bool rung;                  /* a doorbell is on its way for what is queued */
+  bool closed;                /* no post and no ring from now on */
+  unsigned ringing;           /* posters inside uv_async_send */
+  atomic_uint_fast64_t bells; /* rings so far */
+  void (*after)(void *);
+  void *arg;
+};
+
+void omni_event_init(omni_event *event, void (*deliver)(omni_event *), void (*drop)(omni_event *)) {
+  event->next = NULL;
+  atomic_init(&event->queued, false);
+  event->deliver = deliver;
+  event->drop = drop;
+}
+
+/* Runs all that is queued. Clearing `rung` with the swap means that whoever posts afterwards rings again. */
+static void deliver_batch(omni_inbox *inbox) {
+  omni_mutex_lock(&inbox->mutex);
+  omni_event *event = inbox->head;
+  inbox->head = inbox->tail = NULL;
+  inbox->rung = false;
+  omni_mutex_unlock(&inbox->mutex);
+  while (event != NULL) {
+    omni_event *next = event->next; /* before `queued` falls: from then on a post may reuse it */
+    atomic_store(&event->queued, false);
+    event->deliver(event);
+    event = next;
+  }
+}
+
+static void on_bell(uv_async_t *bell) {
+  omni_inbox *inbox = bell->data;
+  /* Two batches and out: draining until empty would let events that post themselves starve timers. */
+  deliver_batch(inbox);
+  deliver_batch(inbox);
+  if (inbox->after != NULL) inbox->after(inbox->arg);
+}
+
+omni_inbox *omni_inbox_new(uv_loop_t *loop, void (*after)(void *), void *arg) {
+  omni_inbox *inbox = calloc(1, sizeof *inbox);
+  if (inbox == NULL) return NULL;
+  if (uv_async_init(loop, &inbox->bell, on_bell) != 0) {
+    free(inbox);
+    return NULL;
+  }
+  inbox->bell.data = inbox;
+  uv_unref((uv_handle_t *)&inbox->bell);
+  atomic_init(&inbox->refs, 2);
+  atomic_init(&inbox->bells, 0);
+  omni_mutex_init(&inbox->mutex);
+  omni_cond_init(&inbox->quiet);
+  inbox->after = after;
+  inbox->arg = arg;
+  return inbox;
+}
+
+omni_inbox *omni_inbox_ref(omni_inbox *inbox) {
+  atomic_fetch_add_explicit(&inbox->refs, 1, memory_order_relaxed);
+  return inbox;
+}
+
+void omni_inbox_unref(omni_inbox *inbox) {
+  if (inbox == NULL || atomic_fetch_sub_explicit(&inbox->refs, 1, memory_order_acq_rel) != 1) return;
+  omni_mutex_destroy(&inbox->mutex);
+  omni_cond_destroy(&inbox->quiet);
+  free(inbox);
+}
+
+/* Appends under the lock; tells whether the caller must ring. */
+static omni_posted append(omni_inbox *inbox, omni_event *event, bool *ring) {
+  omni_mutex_lock(&inbox->mutex);
+  if (inbox->closed) {
+    omni_mutex_unlock(&inbox->mutex);
+    return OMNI_POSTED_CLOSED;
+  }
+  event->next = NULL;
+  if (inbox->tail != NULL)
+    inbox->tail->next = event;
+  else
+    inbox->head = event;
+  inbox->tail = event;
+  *ring = !inbox->rung;
+  inbox->rung = true;
+  if (*ring) inbox->ringing++;
+  omni_mutex_unlock(&inbox->mutex);
+  return OMNI_POSTED;
+}
+
+omni_posted omni_inbox_post(omni_inbox *inbox, omni_event *event) {
+  if (atomic_exchange(&event->queued, true)) return OMNI_POSTED_BEFORE;
+  bool ring = false;
+  if (append(inbox, event, &ring) == OMNI_POSTED_CLOSED) {
+    atomic_store(&event->queued, false);
+    return OMNI_POSTED_CLOSED;
+  }
+  if (ring) {
+    /* Outside the lock: a wake across CPUs costs the waker 12 us, and the woken would run into it. close() waits for
+     * `ringing`, because uv_async_send on a closed handle aborts or writes into a stranger's descriptor. */
+    uv_async_send(&inbox->bell);
+    atomic_fetch_add_explicit(&inbox->bells, 1, memory_order_relaxed);
+    omni_mutex_lock(&inbox->mutex);
+    if (--inbox->ringing == 0 && inbox->closed) omni_cond_signal(&inbox->quiet);
+    omni_mutex_unlock(&inbox->mutex);
+  }
+  return OMNI_POSTED;
+}
+
+static void on_closed(uv_handle_t *handle) { omni_inbox_unref(handle->data); }
+
+void omni_inbox_close(omni_inbox *inbox) {
+  omni_mutex_lock(&inbox->mutex);
+  if (inbox->closed) {
+    omni_mutex_unlock(&inbox->mutex);
+    return;
+  }
+  inbox->closed = true;
+  while (inbox->ringing > 0)
+    omni_cond_wait(&inbox->quiet, &inbox->mutex);
+  omni_event *event = inbox->head;
+  inbox->head = inbox->tail = NULL;
+  omni_mutex_unlock(&inbox->mutex);
+  while (event != NULL) {
+    omni_event *next = event->next;
+    atomic_store(&event->queued, false);
+    event->drop(event);
+    event = next;
+  }
+  uv_close((uv_handle_t *)&inbox->bell, on_closed);
+}
+
+void omni_inbox_keep(omni_inbox *inbox, bool keep) {
+  if (keep)
+    uv_ref((uv_handle_t *)&inbox->bell);
+  else
+    uv_unref((uv_handle_t *)&inbox->bell);
+}
+
+uint64_t omni_inbox_bells(omni_inbox *inbox) { return atomic_load_explicit(&inbox->bells, memory_order_relaxed); }
