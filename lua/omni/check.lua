@@ -49,7 +49,7 @@ function check.nearest(name, list)
     local d = distance(name:lower(), candidate:lower())
     if not least or d < least or (d == least and candidate < best) then best, least = candidate, d end
   end
-  if best and least <= math.max(2, math.floor(#name / 3)) and least < math.max(#name, 2) then return best end
+  if best and least <= math.max(2, math.floor(#name / 3)) and least < #name then return best end
 end
 
 --- `(did you mean "x"?)`, or the list of what is valid, for the end of a message.
@@ -150,7 +150,7 @@ end
 check.sorted_keys = sorted_keys
 
 ---@class omni.check.rule
----@field type? string|function|(string|function)[] Lua type, or any, integer, positive, name, strings, map; "nil" = optional
+---@field type? string|function|(string|function)[] Lua type, or any, integer, positive, name, strings, map; "nil": optional
 ---@field default? any taken when the key is absent
 ---@field check? fun(value: any): boolean, string? why not
 
