@@ -8,7 +8,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define OMNI_METRIC_BUCKETS 64 /* bucket i counts values v with 2^(i-1) < v <= 2^i - ... see omni_metric_observe */
+/* Bucket 0 counts zeros, bucket i the values 2^(i-1) .. 2^i - 1, the last one everything above as well. */
+#define OMNI_METRIC_BUCKETS 64
 
 typedef enum omni_metric_kind { OMNI_COUNTER, OMNI_GAUGE, OMNI_HISTOGRAM } omni_metric_kind;
 
@@ -16,8 +17,8 @@ typedef struct omni_metric omni_metric;
 
 /*
  * A new metric in the process-wide registry, one reference. name and labels are copied; labels is text in the order
- * given, `stage="talker",replica="0"`, or "". Equal name and labels give the same metric (one more reference).
- * Never NULL. Any thread.
+ * given, `stage="talker",replica="0"`, or "". Equal name and labels give the same metric (one more reference); asked
+ * for in another kind than it has, it is the dummy, with a warning in the log. Never NULL. Any thread.
  */
 omni_metric *omni_metric_new(omni_metric_kind kind, const char *name, const char *labels);
 
@@ -30,7 +31,7 @@ void omni_metric_add(omni_metric *metric, int64_t delta);
 /* Gauge: sets. */
 void omni_metric_set(omni_metric *metric, int64_t value);
 
-/* Histogram: counts a value (0 in bucket 0, v in bucket floor(log2 v) + 1). */
+/* Histogram: counts a value. Any thread, two relaxed atomics. */
 void omni_metric_observe(omni_metric *metric, uint64_t value);
 
 /* Counter or gauge: its value. Histogram: how many values it has seen. */
@@ -48,7 +49,10 @@ typedef struct omni_metric_view {
 /* Calls visit for each metric in the registry, in order of name and labels, without holding its lock. */
 void omni_metrics_visit(void (*visit)(void *arg, const omni_metric_view *view), void *arg);
 
-/* The q-quantile (0..1) of a histogram: the upper edge of the bucket that holds it. */
+/* The largest value of a bucket. */
+uint64_t omni_metric_bucket_max(int bucket);
+
+/* The q-quantile (0..1) of a histogram: the largest value of the bucket that holds it; 0 for an empty histogram. */
 uint64_t omni_metric_quantile(const omni_metric_view *view, double q);
 
 #endif

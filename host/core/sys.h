@@ -132,6 +132,15 @@ static inline int omni_sys_inotify_rm(int fd, int wd) {
 
 /* Monotonic nanoseconds. Test builds can drive it. */
 uint64_t omni_sys_now(void);
+/* Nanoseconds since 1970, for people: never measured with. */
+static inline uint64_t omni_sys_wall(void) {
+  struct timespec ts;
+  clock_gettime(CLOCK_REALTIME, &ts);
+  return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* Whether a descriptor is a terminal. */
+static inline bool omni_sys_isatty(int fd) { return isatty(fd) == 1; }
 
 /* Threads. All have 8 MiB of stack and block every signal but the synchronous ones. */
 typedef pthread_t omni_thread;
