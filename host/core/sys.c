@@ -1,4 +1,5 @@
 #include "core/sys.h"
+#include "core/sys_hooks.h"
 
 #include <signal.h>
 #include <string.h>
@@ -63,6 +64,10 @@ void omni_cond_destroy(omni_cond *cond) { pthread_cond_destroy(cond); }
 void omni_cond_wait(omni_cond *cond, omni_mutex *mutex) { pthread_cond_wait(cond, mutex); }
 
 bool omni_cond_wait_until(omni_cond *cond, omni_mutex *mutex, uint64_t deadline) {
+#ifdef OMNI_SYS_HOOKS
+  /* The deadline is on the driven clock, the condition on the system's. */
+  deadline -= deadline < omni_sys_ahead() ? deadline : omni_sys_ahead();
+#endif
   struct timespec ts = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
   return pthread_cond_timedwait(cond, mutex, &ts) == 0;
 }
