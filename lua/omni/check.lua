@@ -150,7 +150,7 @@ end
 check.sorted_keys = sorted_keys
 
 ---@class omni.check.rule
----@field type? string|function|(string|function)[] Lua type, or any, integer, positive, name, strings, map; "nil": optional
+---@field type? string|function|(string|function)[] a type of Lua, or any, integer, positive, name, strings, map, nil
 ---@field default? any taken when the key is absent
 ---@field check? fun(value: any): boolean, string? why not
 

@@ -1,0 +1,71 @@
+--- Control messages between the orchestrator and its stages: newline-delimited JSON, one object with a `type` a line.
+--- Payloads never travel here.
+---
+---   stage → host   hello {protocol, build, pid}   ready {}   broken {error, traceback}   (start-up)
+---                  done {req}   failed {req, code, error, traceback}   ended {req, was}   (requests)
+---   host → stage   init {stage, replica, config, namespace, inputs, outputs}
+---                  start {req, label, deadline}   abort {req, code, error}   forget {req}   stop {}
+
+local json = require "omni.json"
+
+local wire = {}
+
+wire.PROTOCOL = 1
+-- A line longer than this is no message of ours; the peer is broken.
+wire.LIMIT = 16 * 1024 * 1024
+
+--- One message as a line.
+---@param message table
+---@return string line with its newline
+function wire.encode(message)
+  return assert(json.encode(message)) .. "\n"
+end
+
+--- The message of one line.
+---@param line string without its newline
+---@return table|nil message
+---@return string? error "EPROTOCOL: ..." with the line's beginning
+---@return string? code
+function wire.decode(line)
+  local message, why = json.decode(line)
+  if type(message) == "table" and type(message.type) == "string" then return message end
+  why = message == nil and why or "it has no type"
+  return nil, ("EPROTOCOL: not a control message (%s): %s"):format(tostring(why), line:sub(1, 200)), "EPROTOCOL"
+end
+
+--- Cuts a byte stream into lines.
+---@param on_line fun(line: string) called for each whole line, without its newline
+---@param on_long? fun() called once when a line passes the limit; nothing is delivered from then on
+---@param limit? integer
+---@return fun(bytes: string|nil) feed nil = the end: an unfinished last line is delivered too
+function wire.lines(on_line, on_long, limit)
+  limit = limit or wire.LIMIT
+  local parts, size, broken = {}, 0, false
+  local function flush(last)
+    parts[#parts + 1] = last
+    local line = table.concat(parts)
+    parts, size = {}, 0
+    on_line(line)
+  end
+  local function keep(rest)
+    if rest == "" then return end
+    parts[#parts + 1], size = rest, size + #rest
+    if size > limit then
+      broken, parts = true, {}
+      if on_long then on_long() end
+    end
+  end
+  return function(bytes)
+    if broken then return end
+    if bytes == nil then return size > 0 and flush "" or nil end
+    local from = 1
+    while not broken do
+      local at = bytes:find("\n", from, true)
+      if not at then return keep(bytes:sub(from)) end
+      flush(bytes:sub(from, at - 1))
+      from = at + 1
+    end
+  end
+end
+
+return wire
