@@ -245,14 +245,14 @@ function Pipeline:topology()
 end
 
 --- Starts the pipeline's processes and returns when all are ready. Suspends. Raises when the declaration is wrong.
----@param options? table see omni.app
 ---@return omni.app|nil app
 ---@return string? error "ECODE: text"
 ---@return string? code
-function Pipeline:start(options)
+---@return string? traceback where a stage failed to start
+function Pipeline:start()
   local topology, problems = self:topology()
   if not topology then error(table.concat(problems, "\n"), 0) end
-  return require("omni.app").start(topology, options)
+  return require("omni.app").start(topology)
 end
 
 return setmetatable(pipeline, { __call = function(_, name) return pipeline.new(name) end })

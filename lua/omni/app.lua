@@ -1,0 +1,243 @@
+--- A running pipeline as its user sees it: requests go in, chunks come out. It talks to the orchestrator's state
+--- through two sinks and holds no process, file or segment itself.
+
+local check = require "omni.check"
+local omni = require "omni"
+local sched = require "omni.native.sched"
+local sink = require "omni.sink"
+
+local app = {}
+
+---@class omni.app
+---@field name string
+local App = {}
+App.__index = App
+
+---@class omni.app.request
+---@field id string the label given at submit, or the internal id
+---@field state "running"|"done"|"failed"|"aborted"
+local Request = {}
+Request.__index = Request
+
+local SUBMIT = {
+  id = { type = { "string", "number", "nil" } },
+  data = {},
+  deadline = { type = { "positive", "nil" } },
+}
+
+-- Wakes all tasks that wait under this name.
+local function wake(holder, name)
+  local tickets = holder[name] or {}
+  holder[name] = nil
+  for _, ticket in ipairs(tickets) do sched.unpark(ticket) end
+end
+
+-- Suspends until `wake` is called for the same holder and name, or until the timeout.
+local function wait(self, holder, name, what, timeout)
+  holder[name] = holder[name] or {}
+  table.insert(holder[name], sched.ticket(what))
+  sched.park(what, timeout, self.outputs)
+end
+
+local events = {}
+
+function events.chunks(self, id, stage, base, items)
+  local request = self.requests[id]
+  if not request then return end
+  for i, item in ipairs(items) do
+    request.last = request.last + 1
+    request.queue[request.last] = {
+      stage = stage, index = base + i - 1, data = item.data, finished = item.finished == true,
+    }
+  end
+  if self.stopping then request:give_back(stage, #items) end
+  wake(request, "reader")
+end
+
+function events.ended(self, id, code, message, traceback)
+  local request = self.requests[id]
+  if not request then return end
+  self.requests[id] = nil
+  self.counts[code and "failed" or "done"] = self.counts[code and "failed" or "done"] + 1
+  request.state = code == "EABORTED" and "aborted" or code and "failed" or "done"
+  request.code, request.error, request.traceback = code or nil, message or nil, traceback or nil
+  wake(request, "reader")
+end
+
+function events.aborted(self, id, answer)
+  local request = self.aborting[id]
+  self.aborting[id] = nil
+  if not request then return end
+  request.answer = answer
+  wake(request, "aborters")
+end
+
+local function fail_all(self, message, code)
+  for id in pairs(self.requests) do events.ended(self, id, code, message, false) end
+end
+
+function events.broken(self, message)
+  self.failure = message
+  fail_all(self, message, message:match "^(E%w+):" or "ERUN")
+end
+
+function events.stopped(self)
+  self.stopped = true
+  fail_all(self, "ECLOSED: the pipeline was stopped", "ECLOSED")
+end
+
+-- Hands the orchestrator's messages to the requests, batch by batch.
+local function pump(self)
+  while not self.stopped and not self.failure do
+    local batch = self.outputs:get_batch {}
+    if not batch then break end
+    for _, message in ipairs(batch) do
+      events[message[1]](self, unpack(message, 2))
+    end
+  end
+  self.pumped = true
+  wake(self, "stoppers")
+end
+
+--- Starts the processes of a topology; returns when all stages are ready. Suspends.
+---@param topology omni.topology
+---@return omni.app|nil app
+---@return string? error
+---@return string? code
+---@return string? traceback where a stage failed to start
+function app.start(topology)
+  local outputs, inbox = sink.new {}, sink.new { bind = false }
+  local thread = omni.thread("omni.orchestrator", topology, inbox, outputs)
+  local first = outputs:get_batch { max_items = 1 }
+  local message = first and first[1] or { "broken", "ERUN: the orchestrator ended at once", false }
+  if message[1] == "broken" then
+    thread:join()
+    outputs:close()
+    return nil, message[2], message[2]:match "^(E%w+):", message[3] or nil
+  end
+  local self = setmetatable({
+    name = topology.name, outputs = outputs, inbox = inbox, thread = thread, namespace = message[2], pids = message[3],
+    requests = {}, aborting = {}, next_id = 0, counts = { submitted = 0, done = 0, failed = 0 },
+  }, App)
+  omni.spawn(pump, self)
+  return self
+end
+
+--- Hands a request in. Never waits; what goes wrong with the request is told by its chunks.
+---@param options {data: any, id?: string|number, deadline?: number} id is a label and may repeat; deadline in seconds
+---@return omni.app.request
+function App:submit(options)
+  options = check.table(options, SUBMIT, "app:submit")
+  self.next_id = self.next_id + 1
+  local key = "r" .. self.next_id
+  local request = setmetatable({
+    app = self, key = key, id = options.id == nil and key or tostring(options.id), state = "running",
+    queue = {}, first = 1, last = 0,
+  }, Request)
+  self.counts.submitted = self.counts.submitted + 1
+  self.requests[key] = request
+  local ok, why, code = self.inbox:put {
+    type = "submit", id = key, label = request.id, data = options.data, deadline = options.deadline,
+  }
+  if self.failure or not ok then
+    events.ended(self, key, code or "ECLOSED", self.failure or "ECLOSED: the pipeline was stopped", false)
+  end
+  return request
+end
+
+-- Tells the orchestrator that the user took chunks, so that the last stage may send as many more.
+function Request:give_back(stage, n)
+  self.app.inbox:put { type = "consumed", id = self.key, stage = stage, n = n }
+end
+
+--- The next chunk; suspends.
+---@param options? {timeout?: number}
+---@return {stage: string, index: integer, data: any, finished: boolean}|nil chunk nil at the end
+---@return string? error how the request failed, or ETIMEDOUT
+---@return string? code
+function Request:next(options)
+  local timeout = options and options.timeout
+  local deadline = timeout and omni.now() + timeout
+  while true do
+    local chunk = self.queue[self.first]
+    if chunk then
+      self.queue[self.first] = nil
+      self.first = self.first + 1
+      if self.state == "running" and not self.app.stopping then self:give_back(chunk.stage, 1) end
+      return chunk
+    end
+    if self.state ~= "running" then return nil, self.error, self.code end
+    if self.reading then check.misuse("request:next: another task waits for this request's chunks") end
+    local left = deadline and math.max(0, deadline - omni.now())
+    if left == 0 then return nil, "ETIMEDOUT: no chunk came in time", "ETIMEDOUT" end
+    self.reading = true
+    wait(self.app, self, "reader", "request:next", left)
+    self.reading = false
+  end
+end
+
+--- For loops: `for chunk in request:chunks() do … end` over the chunks that carry data. Raises when the request failed.
+---@return fun(): table|nil
+function Request:chunks()
+  return function()
+    while true do
+      local chunk, why = self:next()
+      if why then error(why, 0) end
+      if not chunk or chunk.data ~= nil then return chunk end
+    end
+  end
+end
+
+--- Ends the request wherever it is. Suspends until the stages confirmed, or did not within a second. Idempotent.
+---@return {outcome: string, stages: table<string, string>} answer outcome is "aborted" or "already finished"
+function Request:abort()
+  if self.answer then return self.answer end
+  if self.state == "done" or self.state == "failed" then return { outcome = "already finished", stages = {} } end
+  if not self.app.aborting[self.key] then
+    self.app.aborting[self.key] = self
+    self.app.inbox:put { type = "abort", id = self.key }
+  end
+  while not self.answer and not self.app.pumped do
+    wait(self.app, self, "aborters", "request:abort")
+  end
+  return self.answer or { outcome = "already finished", stages = {} }
+end
+
+-- Chunks that nobody reads must not keep the drain waiting: from now on they are kept here and credit is given at once.
+local function open_windows(self)
+  for _, request in pairs(self.requests) do
+    for i = request.first, request.last do request:give_back(request.queue[i].stage, 1) end
+  end
+end
+
+--- Ends the pipeline: takes no more requests, lets those in flight finish (or aborts them), ends the processes and
+--- removes all that they shared. Suspends. Idempotent. Chunks not read yet stay readable.
+---@param options? {abort?: boolean}
+function App:stop(options)
+  options = check.table(options or {}, { abort = { type = { "boolean", "nil" } } }, "app:stop")
+  if not self.pumped then
+    if not self.stopping then
+      self.stopping = true
+      open_windows(self)
+    end
+    self.inbox:put { type = "stop", abort = options.abort }
+    while not self.pumped do wait(self, self, "stoppers", "app:stop") end
+  end
+  self.thread:join()
+  self.outputs:close()
+end
+
+--- The same as stop.
+App.close = App.stop
+
+--- Counts of requests so far, and the workers' process ids.
+---@return {submitted: integer, done: integer, failed: integer, running: integer, workers: table<string, integer>}
+function App:stats()
+  local running = self.counts.submitted - self.counts.done - self.counts.failed
+  return {
+    submitted = self.counts.submitted, done = self.counts.done, failed = self.counts.failed, running = running,
+    workers = self.pids, namespace = self.namespace,
+  }
+end
+
+return app

@@ -1,0 +1,203 @@
+--- One edge as one of its two processes sees it: streams of chunks per request over a chunk adapter. The worker uses it
+-- for its stage, the orchestrator for the pipeline's outer ends.
+
+local chunks = require "omni.chunks"
+local omni = require "omni"
+local sched = require "omni.native.sched"
+local shm = require "omni.shm"
+
+local edge = {}
+
+-- The connector of one edge. Lock files live in the folder of the replica that reads, so a chunk wakes nobody else.
+local function connector(namespace, dir)
+  return assert(shm.open { namespace = namespace, lock_dir = dir, owned = true })
+end
+
+---@class omni.edge.stream the chunks of one request that arrive on an edge
+local Stream = {}
+Stream.__index = Stream
+
+---@class omni.edge.inbound
+local Inbound = {}
+Inbound.__index = Inbound
+
+--- The reading end of an edge.
+---@param namespace string
+---@param spec table {id, from, to, window, budget, dir, encoding}
+---@return omni.edge.inbound
+function edge.inbound(namespace, spec)
+  local shm_handle = connector(namespace, spec.dir)
+  local adapter = chunks.new {
+    connector = shm_handle, src_stage_id = tostring(spec.id), window = spec.window, encoding = spec.encoding,
+  }
+  local self = setmetatable({ spec = spec, shm = shm_handle, adapter = adapter, streams = {} }, Inbound)
+  omni.spawn(Inbound.pump, self)
+  return self
+end
+
+-- Hands what arrives to the streams. Ends when the adapter is stopped.
+function Inbound:pump()
+  while self.adapter:wait {} do
+    for req, items in pairs(self.adapter:poll_ready()) do
+      local stream = self.streams[req]
+      if stream then stream:push(items) end
+    end
+  end
+end
+
+--- Starts to receive a request. Chunks put before this arrive too.
+---@param req string
+---@return omni.edge.stream
+function Inbound:open(req)
+  local stream = setmetatable({ inbound = self, req = req, queue = {}, first = 1, last = 0 }, Stream)
+  self.streams[req] = stream
+  self.adapter:load_async(req)
+  return stream
+end
+
+function Inbound:close()
+  self.adapter:stop()
+  self.shm:close()
+end
+
+function Stream:push(items)
+  for _, item in ipairs(items) do
+    if item.error then
+      self:fail(item.error)
+    elseif self.dropping then
+      self.inbound.adapter:consumed(self.req, 1)
+    else
+      self.last = self.last + 1
+      self.queue[self.last] = item
+    end
+    if item.finished then self.ended = true end
+  end
+  if self.on_items then return self.on_items(self) end
+  self:wake()
+end
+
+function Stream:wake()
+  local ticket = self.ticket
+  self.ticket = nil
+  if ticket then sched.unpark(ticket) end
+end
+
+--- The oldest chunk that waits, without suspending.
+---@return table|nil item {data, finished}
+function Stream:take()
+  local item = self.queue[self.first]
+  if not item then return nil end
+  self.queue[self.first] = nil
+  self.first = self.first + 1
+  return item
+end
+
+--- Tells the sender's window that n chunks were used.
+---@param n integer
+function Stream:consumed(n)
+  if not self.closed then self.inbound.adapter:consumed(self.req, n) end
+end
+
+--- The data of the next chunk; suspends. Raises the request's error.
+---@return any|nil data nil at the end
+function Stream:next()
+  while true do
+    if self.error then error(self.error, 0) end
+    local item = self:take()
+    if item then
+      self:consumed(1)
+      if item.data ~= nil then return item.data end
+    elseif self.ended then
+      return nil
+    else
+      self.inbound.adapter:want(self.req, 1)
+      self.ticket = sched.ticket "input"
+      sched.park("input", nil, self.inbound.adapter)
+    end
+  end
+end
+
+--- Ends the stream with an error for whoever reads it. What still arrives is dropped.
+---@param message string
+function Stream:fail(message)
+  self.error = self.error or message
+  self:drop()
+  self:wake()
+end
+
+--- Reads on without keeping anything, so that a sender whose reader lost interest does not wait for ever.
+function Stream:drop()
+  if self.dropping then return end
+  self.dropping = true
+  self:consumed(self.last - self.first + 1)
+  self.queue, self.first, self.last = {}, 1, 0
+end
+
+--- Ends the registration. Nothing arrives afterwards.
+---@param discard boolean also remove chunks that are stored and were not read (the sender must be silent by now)
+function Stream:close(discard)
+  if self.closed then return end
+  self.closed = true
+  self.inbound.adapter:cleanup_receiver(self.req, discard)
+  self.inbound.streams[self.req] = nil
+end
+
+---@class omni.edge.outbound
+local Outbound = {}
+Outbound.__index = Outbound
+
+--- The writing end of an edge.
+---@param namespace string
+---@param spec table {id, from, to, window, budget, dir, encoding}
+---@param on_failure fun(req: string, message: string) a chunk of this request could not be stored
+---@return omni.edge.outbound
+function edge.outbound(namespace, spec, on_failure)
+  local shm_handle = connector(namespace, spec.dir)
+  local adapter = chunks.new {
+    connector = shm_handle, stage_id = tostring(spec.id), window = spec.window, budget = spec.budget,
+    encoding = spec.encoding,
+  }
+  local self = setmetatable({ spec = spec, shm = shm_handle, adapter = adapter, on_failure = on_failure }, Outbound)
+  omni.spawn(Outbound.pump, self)
+  return self
+end
+
+function Outbound:pump()
+  while self.adapter:wait {} do
+    for req, items in pairs(self.adapter:poll_ready()) do
+      for _, item in ipairs(items) do
+        if item.error then self.on_failure(req, item.error) end
+      end
+    end
+  end
+end
+
+--- Suspends until the request may send one more chunk on this edge.
+---@param req string
+function Outbound:credit(req)
+  return self.adapter:credit(req)
+end
+
+--- Sends a chunk; never waits. Ask for credit first.
+---@param req string
+---@param data any
+---@param finished boolean
+---@return true|nil ok
+---@return string? error
+---@return string? code
+function Outbound:send(req, data, finished)
+  return self.adapter:save_async(req, data, finished)
+end
+
+--- Forgets a request and removes what its reader did not take. Waiters for credit are woken.
+---@param req string
+function Outbound:forget(req)
+  self.adapter:cleanup_sender(req)
+end
+
+function Outbound:close()
+  self.adapter:stop()
+  self.shm:close()
+end
+
+return edge

@@ -1,0 +1,198 @@
+--- What runs inside a worker process: control messages come in on fd 3, each request runs as a task of its own, chunks
+-- go from stage to stage through the edges.
+
+local edge = require "omni.edge"
+local host = require "omni.native.host"
+local log = require "omni.log"
+local omni = require "omni"
+local uv = require "luv"
+local wire = require "omni.wire"
+
+local worker = {}
+
+local CONTROL, OWNER = 3, 4
+
+local stage -- { name, module, instance, inputs, outputs } once init has run
+local requests = {} -- by internal id: what is running, or was and is not forgotten
+
+local function send(message)
+  local line = wire.encode(message)
+  while #line > 0 do
+    local written = assert(uv.fs_write(CONTROL, line, -1))
+    line = line:sub(written + 1)
+  end
+end
+
+-- The handler of xpcall: keeps the message and where it came from, the stage's own frames first.
+local function traced(err)
+  if type(err) ~= "string" and type(err) ~= "table" then err = tostring(err) end
+  return { error = err, traceback = debug.traceback("", 2):gsub("^\n", "") }
+end
+
+local function text_of(err)
+  local message = type(err) == "string" and err or type(err.message) == "string" and err.message or tostring(err)
+  return message, message:match "^(E[A-Z0-9]+): "
+end
+
+---@class omni.request what a stage's run is told about its request
+---@field id string|nil the label that the user gave
+---@field deadline number|nil end of the request's time, comparable with omni.now()
+local Request = {}
+Request.__index = Request
+
+--- Seconds that are left until the deadline.
+---@return number|nil seconds nil without a deadline
+function Request:remaining()
+  return self.deadline and math.max(0, self.deadline - omni.now())
+end
+
+--- Calls a function when the request is ended from outside (abort, deadline, another stage's failure) while run is
+--- still at work, for instance to kill a program. It must not suspend.
+---@param fn fun()
+function Request:on_end(fn)
+  self.hooks[#self.hooks + 1] = fn
+end
+
+local function make_input(record)
+  return setmetatable({}, { __call = function() return record.streams[1]:next() end })
+end
+
+local function make_emit(record)
+  return function(data, ...)
+    if select("#", ...) > 0 then error("emit takes one value: the chunk's data", 2) end
+    for _, out in ipairs(stage.outputs) do
+      if record.ended then error(record.ended, 0) end
+      out:credit(record.req)
+      if record.ended then error(record.ended, 0) end
+      local ok, why = out:send(record.req, data, false)
+      if not ok then error(why, 2) end
+    end
+  end
+end
+
+local function report_failure(record, failure)
+  local message, code = text_of(failure.error)
+  send { type = "failed", req = record.req, code = code or "ESTAGE", error = message, traceback = failure.traceback }
+end
+
+-- Runs the stage for one request. However run ends, its input is read on and its outputs get their terminal chunk.
+local function run_request(record)
+  local ok, failure = xpcall(stage.module.run, traced, stage.instance, record.request, record.input, record.emit)
+  record.finished = true
+  if record.ended then return end
+  if not ok then report_failure(record, failure) end
+  for _, stream in ipairs(record.streams) do stream:drop() end
+  for _, out in ipairs(stage.outputs) do out:send(record.req, nil, true) end
+  if ok then send { type = "done", req = record.req } end
+end
+
+local handlers = {}
+
+function handlers.start(message)
+  local record = { req = message.req, streams = {} }
+  record.request = setmetatable({ id = message.label, deadline = message.deadline, hooks = {} }, Request)
+  record.input, record.emit = make_input(record), make_emit(record)
+  for i, input in ipairs(stage.inputs) do record.streams[i] = input:open(message.req) end
+  requests[message.req] = record
+  omni.spawn(run_request, record)
+end
+
+-- Ends a request from outside: nothing is sent from now on; the inputs are closed by `forget`, when all senders are
+-- silent, so that nothing can arrive after the last look.
+local function end_request(record, message)
+  record.ended = message
+  for _, stream in ipairs(record.streams) do stream:fail(message) end
+  for _, out in ipairs(stage.outputs) do out:forget(record.req) end
+  for _, hook in ipairs(record.request.hooks) do
+    local ok, why = pcall(hook)
+    if not ok then log.error("on_end hook failed", { stage = stage.name, error = tostring(why) }) end
+  end
+end
+
+function handlers.abort(message)
+  local record = requests[message.req]
+  local was = not record and "unknown" or record.finished and "finished" or "running"
+  if record and not record.ended then end_request(record, message.error) end
+  send { type = "ended", req = message.req, was = was }
+end
+
+function handlers.forget(message)
+  local record = requests[message.req]
+  if not record then return end
+  requests[message.req] = nil
+  for _, stream in ipairs(record.streams) do stream:close(record.ended ~= nil) end
+  for _, out in ipairs(stage.outputs) do out:forget(record.req) end
+end
+
+function handlers.stop()
+  local ok, failure = true, nil
+  if stage and stage.module.close then ok, failure = xpcall(stage.module.close, traced, stage.instance) end
+  if not ok then
+    log.error("close failed", { stage = stage.name, error = tostring(failure.error), traceback = failure.traceback })
+  end
+  for _, list in ipairs { stage and stage.inputs or {}, stage and stage.outputs or {} } do
+    for _, one in ipairs(list) do one:close() end
+  end
+  os.exit(ok and 0 or 1)
+end
+
+local function load_stage(message)
+  local module = require(message.module)
+  if type(module) ~= "table" or type(module.run) ~= "function" then
+    error(('module "%s" is no stage: it must return a table with a function run'):format(message.module), 0)
+  end
+  local instance = module
+  if module.open then instance = module.open(message.config or {}) or module end
+  stage = { name = message.stage, module = module, instance = instance, inputs = {}, outputs = {} }
+end
+
+local function open_edges(message)
+  for i, spec in ipairs(message.inputs) do stage.inputs[i] = edge.inbound(message.namespace, spec) end
+  for i, spec in ipairs(message.outputs) do
+    stage.outputs[i] = edge.outbound(message.namespace, spec, function(req, why)
+      local record = requests[req]
+      if not record or record.ended then return end
+      end_request(record, why)
+      report_failure(record, { error = why })
+    end)
+  end
+end
+
+function handlers.init(message)
+  local ok, failure = xpcall(function()
+    load_stage(message)
+    open_edges(message)
+  end, traced)
+  if ok then return send { type = "ready" } end
+  send { type = "broken", error = (text_of(failure.error)), traceback = failure.traceback }
+  os.exit(1)
+end
+
+-- A terminal's Ctrl-C does not reach a worker's group, and a stray signal must not break the host's drain.
+local function ignore_signals()
+  for _, name in ipairs { "sigint", "sigterm" } do
+    local watcher = uv.new_signal()
+    watcher:start(name, function() end)
+    watcher:unref()
+  end
+end
+
+--- The worker's main: serves control messages until `stop`, or until the host is gone.
+function worker.main()
+  ignore_signals()
+  host.cloexec(CONTROL)
+  host.cloexec(OWNER)
+  local control = host.control(CONTROL)
+  send { type = "hello", protocol = wire.PROTOCOL, build = host.build(), pid = uv.os_getpid() }
+  while true do
+    local lines = control:get_batch {}
+    if not lines then os.exit(1) end -- the host is gone
+    for _, line in ipairs(lines) do
+      local message = assert(wire.decode(line))
+      local handler = assert(handlers[message.type], "unknown control message")
+      handler(message)
+    end
+  end
+end
+
+return worker
