@@ -93,6 +93,12 @@ static void put_value(omni_buf *buf, const char *json) {
   omni_buf_put(buf, json + plain, plain ? len - 2 : len);
 }
 
+/* Control characters in a text must not move the cursor. */
+static void put_line(omni_buf *buf, const char *text, size_t len) {
+  for (size_t i = 0; i < len; i++)
+    omni_buf_putc(buf, (unsigned char)text[i] < 32 || text[i] == 127 ? ' ' : text[i]);
+}
+
 static void put_text_line(omni_buf *buf, int level, const char *msg, size_t len, const omni_log_field *fields,
                           size_t n) {
   put_time(buf, false);
@@ -103,11 +109,10 @@ static void put_text_line(omni_buf *buf, int level, const char *msg, size_t len,
   omni_buf_puts(buf, name);
   if (coloured) omni_buf_puts(buf, "\x1b[0m");
   omni_buf_putc(buf, ' ');
-  for (size_t i = 0; i < len; i++) /* one line: control characters in the text must not move the cursor */
-    omni_buf_putc(buf, (unsigned char)msg[i] < 32 || msg[i] == 127 ? ' ' : msg[i]);
+  put_line(buf, msg, len);
   for (size_t i = 0; i < n; i++) {
     omni_buf_putc(buf, ' ');
-    omni_buf_puts(buf, fields[i].key);
+    put_line(buf, fields[i].key, strlen(fields[i].key));
     omni_buf_putc(buf, '=');
     put_value(buf, fields[i].json);
   }

@@ -90,6 +90,13 @@ static void unlink_metric(omni_metric *metric) {
   registry.count--;
 }
 
+omni_metric *omni_metric_ref(omni_metric *metric) {
+  omni_mutex_lock(&registry.mutex);
+  metric->refs++;
+  omni_mutex_unlock(&registry.mutex);
+  return metric;
+}
+
 void omni_metric_unref(omni_metric *metric) {
   if (metric == NULL || metric == &dummy) return;
   /* The count changes under the mutex only: a metric at 0 can then not be found and revived by omni_metric_new. */

@@ -22,6 +22,9 @@ typedef struct omni_metric omni_metric;
  */
 omni_metric *omni_metric_new(omni_metric_kind kind, const char *name, const char *labels);
 
+/* One more reference. */
+omni_metric *omni_metric_ref(omni_metric *metric);
+
 /* Drops a reference; at 0 the metric leaves the registry. */
 void omni_metric_unref(omni_metric *metric);
 
