@@ -136,7 +136,7 @@ function App:submit(options)
   }, Request)
   self.counts.submitted = self.counts.submitted + 1
   self.requests[key] = request
-  local ok, why, code = self.inbox:put {
+  local ok, _, code = self.inbox:put {
     type = "submit", id = key, label = request.id, data = options.data, deadline = options.deadline,
   }
   if self.failure or not ok then

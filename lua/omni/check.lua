@@ -109,14 +109,17 @@ local function matches(value, kind)
   return type(value) == kind
 end
 
-local function kinds_of(rule)
-  local kinds = rule.type or "any"
-  return type(kinds) == "table" and kinds or { kinds }
+local function fits(value, kinds)
+  if type(kinds) ~= "table" then return matches(value, kinds) end
+  for _, kind in ipairs(kinds) do
+    if matches(value, kind) then return true end
+  end
+  return false
 end
 
 local function describe(kinds)
   local out = {}
-  for _, kind in ipairs(kinds) do
+  for _, kind in ipairs(type(kinds) == "table" and kinds or { kinds }) do
     if kind ~= "nil" and type(kind) == "string" then
       out[#out + 1] = words[kind] or ((kind:find("^[aeiou]") and "an " or "a ") .. kind)
     end
@@ -125,12 +128,8 @@ local function describe(kinds)
 end
 
 local function check_value(value, rule)
-  local kinds = kinds_of(rule)
-  local found = false
-  for _, kind in ipairs(kinds) do
-    found = found or matches(value, kind)
-  end
-  if not found then
+  local kinds = rule.type or "any"
+  if not fits(value, kinds) then
     if value == nil then return ("is missing: %s is needed"):format(describe(kinds)) end
     local actual = type(value) == "table" and "a table" or ("%s %s"):format(type(value), show(value))
     return ("must be %s, not %s"):format(describe(kinds), type(value) == "nil" and "nil" or actual)
@@ -182,6 +181,12 @@ function check.problems(value, spec, where)
   return problems, checked
 end
 
+local function raise(problems)
+  local origin = check.origin()
+  local prefix = origin and origin .. ": " or ""
+  error(prefix .. table.concat(problems, "\n" .. prefix), 0)
+end
+
 --- Checks a table and raises all its problems at the user's line.
 ---@param value any
 ---@param spec table<string, omni.check.rule>
@@ -189,12 +194,30 @@ end
 ---@return table checked a copy with defaults filled in
 function check.table(value, spec, where)
   local problems, checked = check.problems(value, spec, where)
-  if #problems > 0 then
-    local origin = check.origin()
-    local prefix = origin and origin .. ": " or ""
-    error(prefix .. table.concat(problems, "\n" .. prefix), 0)
-  end
+  if #problems > 0 then raise(problems) end
   return checked
+end
+
+--- The same for a function's table of options, all of them optional and without defaults; cheap when all is well.
+---@param value table|nil
+---@param spec table<string, omni.check.rule>
+---@param where string the function
+---@return table value itself, or a new table for nil
+function check.options(value, spec, where)
+  if value == nil then return {} end
+  local fine = type(value) == "table"
+  for key, given in next, fine and value or {} do
+    local rule = spec[key]
+    if not rule or check_value(given, rule) then fine = false end
+  end
+  if fine then return value end
+  local optional = {}
+  for key, rule in pairs(spec) do
+    local kinds = type(rule.type) == "table" and { unpack(rule.type) } or { rule.type }
+    kinds[#kinds + 1] = "nil"
+    optional[key] = { type = kinds, check = rule.check }
+  end
+  raise((check.problems(value, optional, where)))
 end
 
 --- Checks one argument and raises at the user's line: `pipeline:stage: argument 1 (name) must be a string, not nil`.
