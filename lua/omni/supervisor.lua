@@ -32,7 +32,10 @@ function supervisor.signal_name(number)
   return signal_names[number] or "signal " .. number
 end
 
-local function environment(extra)
+--- The environment of a child: this process's and what is added, as NAME=value.
+---@param extra? table<string, string>
+---@return string[]
+function supervisor.environment(extra)
   local all, list = uv.os_environ(), {}
   for key, value in pairs(extra or {}) do all[key] = value end
   for key, value in pairs(all) do list[#list + 1] = key .. "=" .. value end
@@ -111,7 +114,7 @@ function supervisor.spawn(options)
   local handle, pid = uv.spawn(uv.exepath(), {
     args = supervisor.trampoline(options.command),
     stdio = { null, out, err, ends[2], options.owner_fd },
-    env = environment(options.env), cwd = options.cwd,
+    env = supervisor.environment(options.env), cwd = options.cwd,
   }, function(code, signal) worker:exited(code, signal) end)
   uv.fs_close(ends[2])
   uv.fs_close(null)
