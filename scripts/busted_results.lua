@@ -28,8 +28,7 @@ local function describe(failure)
   if message == nil then message = "nil error" end
   if type(message) ~= "string" then message = pretty.write(message) end
   local trace = failure.trace or {}
-  local where = trace.short_src and ("%s:%s: "):format(trace.short_src, trace.currentline or "?") or ""
-  return where .. message .. (failure.isError and trace.traceback or "")
+  return message .. (failure.isError and trace.traceback or "")
 end
 
 return function()

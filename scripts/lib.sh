@@ -7,6 +7,10 @@ record() { # RESULT NAME [REASON]
   [[ -z ${OMNI_TEST_DIR:-} ]] || printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$OMNI_TEST_DIR/results"
 }
 
+# At most 120 lines: the first and the last of them.
+brief() { awk '{ line[NR] = $0 } END { for (i = 1; i <= NR; i++)
+  if (NR <= 120 || i <= 80 || i > NR - 40) print line[i]; else if (i == 81) print "... (" NR - 120 " lines left out)" }'; }
+
 # Runs a command as one test: part NAME COMMAND…
 part() {
   local name=$1 said status=0 started=${EPOCHREALTIME/./}
@@ -19,5 +23,5 @@ part() {
   fi
   failed=1
   record fail "$name"
-  printf 'not ok - %s (status %d)\n%s\n' "$name" "$status" "$said" | tee -a "${failed_log:-/dev/null}"
+  printf 'not ok - %s (status %d)\n%s\n' "$name" "$status" "$(brief <<<"$said")" | tee -a "${failed_log:-/dev/null}"
 }
