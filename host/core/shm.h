@@ -15,13 +15,15 @@
 
 #include "blob.h"
 #include "err.h"
+#include "inbox.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
 
-#define OMNI_SHM_NAMESPACE_MAX 9                   /* [a-z0-9]{1,9} */
-#define OMNI_SHM_NAME_MAX 30                       /* namespace, underscore, 20 hex digits */
+#define OMNI_SHM_NAMESPACE_MAX 9 /* [a-z0-9]{1,9} */
+#define OMNI_SHM_NAME_MAX 30     /* namespace, underscore, 20 hex digits */
+#define OMNI_SHM_PIECES_MAX 16
 #define OMNI_SHM_LOCK_NAME (OMNI_SHM_NAME_MAX + 6) /* name, ".lock", NUL */
 
 typedef struct omni_shm omni_shm;
@@ -69,8 +71,10 @@ const char *omni_shm_lock_dir(omni_shm *shm); /* lock_dir */
 /* Writes the name of a key (NUL-terminated, at most OMNI_SHM_NAME_MAX bytes) into name. */
 void omni_shm_name(omni_shm *shm, const char *key, size_t keylen, char name[OMNI_SHM_NAME_MAX + 1]);
 
-/* One try to put the concatenation of n pieces; never waits in the kernel. EBUSY: somebody holds the lock, try again
- * later. ENOSPC, EACCES, EIO, ENOENT (the directory is gone), ECLOSED: nothing is left behind. Any thread. */
+/* One try to put the concatenation of n pieces (at most OMNI_SHM_PIECES_MAX); never waits in the kernel. EBUSY:
+ * somebody holds the lock, try again later, or let cleanup_prefix remove what the tries left. ENOSPC, EACCES, EIO,
+ * ENOENT (the directory is gone), ENOMEM, ECLOSED: nothing is left behind, an older unread value neither. Any thread.
+ */
 omni_err omni_shm_put(omni_shm *shm, const char *key, size_t keylen, const struct iovec *pieces, int n);
 
 /* One try to get; never waits. The blob is the caller's. Any thread. */
@@ -87,16 +91,33 @@ bool omni_shm_present(omni_shm *shm, const char *key, size_t keylen);
 /* The same for one put: true while the path names the inode that this handle's last put of the key locked. */
 bool omni_shm_unconsumed(omni_shm *shm, const char *key, size_t keylen);
 
-/* Removes one key whoever wrote it, under its lock. OK: removed; ENOENT: not there; EBUSY: held. */
+/* Removes one key whoever wrote it, under its lock. OK: its segment is removed; ENOENT: it had none (a lock file that a
+ * death left alone is removed too); EBUSY: held. */
 omni_err omni_shm_discard(omni_shm *shm, const char *key, size_t keylen);
 
 /* Removes the keys written through this handle that start with prefix and are unconsumed; returns how many. Keys whose
  * lock is held by a reader at that moment are being consumed and do not count. */
 size_t omni_shm_cleanup_prefix(omni_shm *shm, const char *prefix, size_t len);
 
-/* Later calls fail with ECLOSED; what was put stays (data outlives its writer). Idempotent. */
+/* Later calls fail with ECLOSED, whoever waits is woken, the directories are let go when the last call under way is
+ * over; what was put stays (data outlives its writer). Any thread, idempotent. */
 void omni_shm_close(omni_shm *shm);
 
 void omni_shm_read_stats(omni_shm *shm, omni_shm_stats *stats);
+
+/* ---- waiting on a loop ---- */
+
+/* Tells a loop that a key may have been put: in the watch's table from new to free. */
+typedef struct omni_shm_waiter omni_shm_waiter;
+
+/* From now on woken(arg) runs on the inbox's loop when the key may be there, when the handle is closed, and when the
+ * directory is gone (the next get then says so, or omni_shm_waiter_gone does). Get once more after this call, then
+ * wait: the table comes first. A get that found the lock held must be retried on a timer. */
+omni_err omni_shm_waiter_new(omni_shm *shm, const char *key, size_t keylen, omni_inbox *inbox, void (*woken)(void *),
+                             void *arg, omni_shm_waiter **waiter);
+/* True when the lock directory was removed: nothing will ever come. */
+bool omni_shm_waiter_gone(omni_shm_waiter *waiter);
+/* The loop's thread; woken does not run afterwards. NULL is allowed. */
+void omni_shm_waiter_free(omni_shm_waiter *waiter);
 
 #endif

@@ -8,10 +8,12 @@
 #ifndef OMNI_CORE_SYS_H
 #define OMNI_CORE_SYS_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,7 +51,9 @@
   X(INOTIFY_RM)                                                                                                        \
   X(CLOCK)                                                                                                             \
   X(THREAD)                                                                                                            \
-  X(KILL)
+  X(KILL)                                                                                                              \
+  X(READDIR)                                                                                                           \
+  X(WAITPID)
 
 typedef enum omni_sys_op {
 #define X(op) OMNI_SYS_##op,
@@ -128,6 +133,25 @@ static inline int omni_sys_inotify_add(int fd, const char *path, uint32_t mask) 
 }
 static inline int omni_sys_inotify_rm(int fd, int wd) {
   OMNI_SYS_CALL(int, INOTIFY_RM, NULL, inotify_rm_watch(fd, wd));
+}
+static inline int omni_sys_kill(pid_t pid, int signal) { OMNI_SYS_CALL(int, KILL, NULL, kill(pid, signal)); }
+static inline pid_t omni_sys_waitpid(pid_t pid, int *status, int flags) {
+  OMNI_SYS_CALL(pid_t, WAITPID, NULL, waitpid(pid, status, flags));
+}
+/* The next name in a directory that fdopendir opened; NULL at its end or (errno set) on failure. */
+static inline struct dirent *omni_sys_readdir(DIR *dir) {
+#ifdef OMNI_SYS_HOOKS
+  int fault = omni_sys_enter(OMNI_SYS_READDIR, NULL);
+  if (fault != 0) {
+    errno = fault;
+    return NULL;
+  }
+#endif
+  struct dirent *entry = readdir(dir);
+#ifdef OMNI_SYS_HOOKS
+  omni_sys_leave(OMNI_SYS_READDIR, NULL);
+#endif
+  return entry;
 }
 
 /* Monotonic nanoseconds. Test builds can drive it. */
