@@ -47,8 +47,12 @@ omni_inbox *vm_inbox(vm_state *S);
 /* Marks the run as failed or finished with this code and stops the loop as soon as the present callback returns. */
 void vm_exit(vm_state *S, int code);
 
-/* Reports the error on top of L's stack (popped) with its traceback; fails the run unless a test run takes it. */
-void vm_report(vm_state *S, lua_State *L, const char *where);
+/* Reports an error of a task or callback and fails the run, unless a test run takes it. */
+void vm_report(vm_state *S, const char *text);
+
+/* Message handler for pcall and xpcall: error value -> text and the traceback, from the script's first frame on. nil
+ * stays nil. */
+int vm_traceback(lua_State *L);
 
 /* Runs a function with n arguments on the main Lua stack from a loop callback: no task is current, errors are reported
  * as those of `where`, tasks that became ready run afterwards. Pops function and arguments. */
@@ -72,10 +76,22 @@ int vm_park(lua_State *L, const char *what, double timeout, int hope);
 /* Wakes: the task becomes ready and its park returns true. False if that suspension is over. Loop's thread. */
 bool vm_unpark(vm_state *S, vm_ticket ticket);
 
+/* The same, with n values popped from the top of L behind `true`. */
+bool vm_unpark_values(vm_state *S, vm_ticket ticket, lua_State *L, int n);
+
+/* True while the task of this ticket waits. */
+bool vm_waits(vm_state *S, vm_ticket ticket);
+
 /* ---- values ---- */
 
 /* nil, "ECODE: text", "ECODE": use as `return vm_fail(...)`. fmt NULL = the default text. */
 int vm_fail(lua_State *L, omni_err err, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* Writes "file:line" of the first frame of L that is neither C nor built in: where the user stands. */
+void vm_place(lua_State *L, char *text, size_t size);
+
+/* Raises a misuse at the user's line: use as `return vm_misuse(...)`. */
+int vm_misuse(lua_State *L, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Encodes the value at idx (strings, numbers, booleans, nil quickly; tables and cdata by string.buffer). NULL and an
  * error message on the stack when it cannot cross. */
@@ -87,6 +103,9 @@ void vm_decode(lua_State *L, const omni_blob *blob);
 /* Serialises with LuaJIT's string.buffer: pushes the encoded string / the decoded value. Raise. */
 void vm_buffer_encode(lua_State *L, int idx);
 void vm_buffer_decode(lua_State *L, const char *data, size_t len);
+
+/* Keeps the two functions on the stack (encode, decode) as the state's string.buffer codec. Called once by boot. */
+void vm_codec_set(lua_State *L);
 
 /* ---- handles: userdata that hold one reference to a refcounted C object ---- */
 
