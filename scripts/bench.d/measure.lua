@@ -4,11 +4,12 @@ local json = require "omni.json"
 
 local measure = {}
 
--- What a command prints; raises when it fails.
+-- What a command prints; raises when that is nothing.
 function measure.output(command)
   local pipe = assert(io.popen(command, "re"))
   local text = pipe:read "*a"
-  assert(pipe:close(), command .. " failed")
+  pipe:close()
+  assert(text ~= "", command .. " printed nothing")
   return text
 end
 
