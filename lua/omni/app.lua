@@ -8,6 +8,8 @@ local sink = require "omni.sink"
 
 local app = {}
 
+local live = {} -- apps of this state that were not stopped yet
+
 ---@class omni.app
 ---@field name string
 local App = {}
@@ -119,8 +121,14 @@ function app.start(topology)
     name = topology.name, outputs = outputs, inbox = inbox, thread = thread, namespace = message[2], pids = message[3],
     requests = {}, aborting = {}, next_id = 0, counts = { submitted = 0, done = 0, failed = 0 },
   }, App)
+  live[self] = true
   omni.spawn(pump, self)
   return self
+end
+
+--- Stops all apps of this state; the command line does so when a script's main chunk has ended.
+function app.stop_all()
+  for self in pairs(live) do self:stop() end
 end
 
 --- Hands a request in. Never waits; what goes wrong with the request is told by its chunks.
@@ -223,6 +231,7 @@ function App:stop(options)
     self.inbox:put { type = "stop", abort = options.abort }
     while not self.pumped do wait(self, self, "stoppers", "app:stop") end
   end
+  live[self] = nil
   self.thread:join()
   self.outputs:close()
 end

@@ -6,6 +6,7 @@
 --- stopped.
 
 local edge = require "omni.edge"
+local host = require "omni.native.host"
 local log = require "omni.log"
 local omni = require "omni"
 local owner = require "omni.native.owner"
@@ -256,7 +257,8 @@ local function on_death(self, stage, report)
 end
 
 local function command_of(definition)
-  local command = { uv.exepath(), "--worker" }
+  local facts = host.facts()
+  local command = { facts.exe, "--worker", facts.script_dir }
   if not definition.cpus then return command end
   return { "taskset", "-c", tostring(definition.cpus), unpack(command) }
 end
@@ -406,13 +408,11 @@ local function run(self, inbox)
   self.outputs:put { "stopped" }
 end
 
-local orchestrator = {}
-
 --- The main function of the orchestrator's state.
 ---@param topology omni.topology
 ---@param inbox userdata sink of commands; bound here
 ---@param outputs userdata sink bound to the front's state
-function orchestrator.main(topology, inbox, outputs)
+return function(topology, inbox, outputs)
   inbox:bind()
   local self = setmetatable({
     topology = topology, outputs = outputs, stages = {}, names = {}, edges = {}, inputs = {}, outlets = {},
@@ -424,5 +424,3 @@ function orchestrator.main(topology, inbox, outputs)
   pcall(close, self, false)
   outputs:put { "broken", "ERUN: the orchestrator failed: " .. failure, false }
 end
-
-return orchestrator

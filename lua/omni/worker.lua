@@ -5,6 +5,7 @@ local edge = require "omni.edge"
 local host = require "omni.native.host"
 local log = require "omni.log"
 local omni = require "omni"
+local sink = require "omni.sink"
 local uv = require "luv"
 local wire = require "omni.wire"
 
@@ -182,8 +183,9 @@ function worker.main()
   ignore_signals()
   host.cloexec(CONTROL)
   host.cloexec(OWNER)
-  local control = host.control(CONTROL)
-  send { type = "hello", protocol = wire.PROTOCOL, build = host.build(), pid = uv.os_getpid() }
+  local control = sink.new {}
+  assert(host.control(CONTROL, control))
+  send { type = "hello", protocol = wire.PROTOCOL, build = host.facts().build, pid = uv.os_getpid() }
   while true do
     local lines = control:get_batch {}
     if not lines then os.exit(1) end -- the host is gone

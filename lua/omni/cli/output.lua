@@ -1,0 +1,118 @@
+--- Where results go: JSON lines, and files for bytes under --out-dir.
+
+local base64 = require "omni.cli.base64"
+local json = require "omni.json"
+local uv = require "luv"
+
+local output = {}
+
+---@class omni.cli.output
+local Output = {}
+Output.__index = Output
+
+--- Opens the outputs.
+---@param options {output: string|nil, out_dir: string|nil, extension: string|nil}
+---@return omni.cli.output|nil
+---@return string? error
+function output.open(options)
+  local file = io.stdout
+  if options.output and options.output ~= "-" then
+    local why
+    file, why = io.open(options.output, "we")
+    if not file then return nil, why end
+  end
+  if options.out_dir then
+    local made, why, code = uv.fs_mkdir(options.out_dir, tonumber("755", 8))
+    if not made and code ~= "EEXIST" then return nil, why end
+  end
+  return setmetatable({ file = file, dir = options.out_dir, extension = options.extension, used = {} }, Output)
+end
+
+--- A request's label as a file name that cannot leave its folder or hide in it.
+---@param id string
+---@return string name
+function output.safe_name(id)
+  local name = id:gsub("[^%w%._%-]", function(c) return ("%%%02X"):format(c:byte()) end):gsub("^[%.%-]", "_")
+  if #name > 120 then name = name:sub(1, 120) end
+  return name == "" and "_" or name
+end
+
+-- Labels may repeat; files of one run do not.
+local function file_name(self, id)
+  local base = output.safe_name(id)
+  local suffix = self.extension and "." .. self.extension or ""
+  local name, n = base .. suffix, 1
+  while self.used[name] do
+    n = n + 1
+    name = ("%s-%d%s"):format(base, n, suffix)
+  end
+  self.used[name] = true
+  return name
+end
+
+--- Writes one JSON line.
+---@param record table
+---@return boolean|nil ok nil when the reader of the output is gone
+---@return string? error
+function Output:line(record)
+  local text, why = json.encode(record)
+  if not text then text = json.encode { id = record.id, error = why, code = "EJSON" } or "{}" end
+  local ok, failure = self.file:write(text, "\n")
+  if ok then ok, failure = self.file:flush() end
+  if not ok then return nil, failure end
+  return true
+end
+
+---@class omni.cli.output.request
+local Request = {}
+Request.__index = Request
+
+--- The outputs of one request.
+---@param id string|number
+---@return omni.cli.output.request
+function Output:request(id)
+  return setmetatable({ output = self, id = id }, Request)
+end
+
+local function to_file(self, bytes)
+  if not self.file then
+    self.path = self.output.dir .. "/" .. file_name(self.output, tostring(self.id))
+    self.file = assert(io.open(self.path .. ".part", "we"))
+  end
+  assert(self.file:write(bytes))
+  return self.path
+end
+
+--- Writes a chunk as a line, its bytes to the request's file where there is a folder for files.
+---@param chunk {stage: string, index: integer, data: any, finished: boolean}
+---@return boolean|nil ok
+---@return string? error
+function Request:chunk(chunk)
+  local record = { id = self.id, stage = chunk.stage, chunk = chunk.index, finished = chunk.finished }
+  if type(chunk.data) == "string" and self.output.dir then
+    local ok, path = pcall(to_file, self, chunk.data)
+    if not ok then return nil, path end
+    record.file, record.bytes = path, #chunk.data
+  elseif type(chunk.data) == "string" and not json.encode(chunk.data) then
+    record.data_b64 = base64.encode(chunk.data)
+  else
+    record.data = chunk.data
+  end
+  return self.output:line(record)
+end
+
+--- Ends the request: its file gets its name, or goes away where the request failed.
+---@param error string|nil
+---@param code string|nil
+---@return boolean|nil ok
+---@return string? error
+function Request:finish(error, code)
+  if self.file then
+    self.file:close()
+    if error then os.remove(self.path .. ".part") else os.rename(self.path .. ".part", self.path) end
+  end
+  if not error then return true end
+  return self.output:line { id = self.id, error = error, code = code }
+end
+
+return output
