@@ -89,14 +89,23 @@ static void put_real(encoder *E, double value) {
   if (integer) omni_buf_puts(&E->m->out, ".0");
 }
 
+static void put_integer(encoder *E, long long value) {
+  char text[24], *first = text + sizeof text;
+  unsigned long long rest = (unsigned long long)(value < 0 ? -value : value);
+  do
+    *--first = (char)('0' + rest % 10);
+  while ((rest /= 10) > 0);
+  if (value < 0) *--first = '-';
+  omni_buf_put(&E->m->out, first, (size_t)(text + sizeof text - first));
+}
+
 static bool put_number(encoder *E, double value) {
   if (!isfinite(value)) return refuse(E, "%s is not a number in JSON", isnan(value) ? "NaN" : "infinity");
   if (value != floor(value) || fabs(value) > (double)JSON_EXACT || (value == 0 && signbit(value))) {
     put_real(E, value);
     return true;
   }
-  char text[24];
-  omni_buf_put(&E->m->out, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)value));
+  put_integer(E, (long long)value);
   return true;
 }
 

@@ -1,6 +1,6 @@
 --- Counters, gauges and histograms of the whole process. Values are whole numbers (a fraction is cut off), so choose
--- the unit to suit: bytes, microseconds. Counting never raises: what is not a number, or a negative one where only growth
--- makes sense, is counted in `omni_metrics_dropped`.
+-- the unit to suit: bytes, microseconds. Counting never raises: what is not a number, or a negative one where only
+-- growth makes sense, is counted in `omni_metrics_dropped`.
 
 local check = require "omni.check"
 local native = require "omni.native.metrics"
