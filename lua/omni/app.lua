@@ -97,6 +97,9 @@ local function pump(self)
       events[message[1]](self, unpack(message, 2))
     end
   end
+  self.thread:join()
+  self.outputs:close()
+  live[self] = nil
   self.pumped = true
   wake(self, "stoppers")
 end
@@ -231,9 +234,6 @@ function App:stop(options)
     self.inbox:put { type = "stop", abort = options.abort }
     while not self.pumped do wait(self, self, "stoppers", "app:stop") end
   end
-  live[self] = nil
-  self.thread:join()
-  self.outputs:close()
 end
 
 --- The same as stop.

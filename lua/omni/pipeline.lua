@@ -29,12 +29,19 @@ local EDGE = {
   budget = { type = "integer", default = 64 * 1024 * 1024, check = function(v) return v >= 1, "must be 1 or more" end },
 }
 
+local OPTIONS = {
+  extension = { type = "string", check = function(v) return not v:find "[^%w]", "must be letters and digits" end },
+}
+
 --- A new, empty pipeline.
 ---@param name string
+---@param options? {extension?: string} what files of its outputs are called: "ogg"
 ---@return omni.pipeline
-function pipeline.new(name)
+function pipeline.new(name, options)
   check.argument(name, "name", "omni.pipeline: the pipeline's name")
-  return setmetatable({ name = name, stages = {}, edges = {}, origin = check.origin() }, Pipeline)
+  local extension = check.options(options, OPTIONS, ('pipeline "%s"'):format(name)).extension
+  local declared = { name = name, extension = extension, stages = {}, edges = {}, origin = check.origin() }
+  return setmetatable(declared, Pipeline)
 end
 
 --- Tells whether a value is a pipeline: what a script returns to be run by the command line.
@@ -255,4 +262,4 @@ function Pipeline:start()
   return require("omni.app").start(topology)
 end
 
-return setmetatable(pipeline, { __call = function(_, name) return pipeline.new(name) end })
+return setmetatable(pipeline, { __call = function(_, ...) return pipeline.new(...) end })

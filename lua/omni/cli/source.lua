@@ -17,7 +17,7 @@ local BLOCK = 65536
 ---@return omni.cli.source|nil
 ---@return string? error
 function source.open(path)
-  local fd, why = 0, nil
+  local fd, why = 0
   if path and path ~= "-" then
     fd, why = uv.fs_open(path, "r", 0)
     if not fd then return nil, why end
