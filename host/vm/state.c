@@ -177,6 +177,7 @@ static int open_libraries(lua_State *L) {
   lua_pushlightuserdata(L, S);
   lua_rawset(L, LUA_REGISTRYINDEX);
   luaL_openlibs(L);
+  vm_next_open(L);
   vm_tasks_open(S);
   /* On the main Lua thread, before any coroutine: opened inside one that is collected later, luv crashes. */
   luv_set_loop(L, &S->loop);

@@ -51,6 +51,9 @@ struct vm_state {
   struct vm_child *children; /* threads started by this state (thread.c) */
 };
 
+/* next.c: next and pairs that cannot be miscompiled; after the libraries, before any Lua */
+void vm_next_open(lua_State *L);
+
 /* tasks.c */
 void vm_tasks_open(vm_state *S);                /* handles of the scheduler */
 void vm_tasks_close(vm_state *S);               /* closes them; before the loop runs dry */

@@ -6,7 +6,32 @@ local sched = require "omni.native.sched"
 require "ffi" -- string.buffer decodes int64 only where ffi has been opened
 local buffer = require "string.buffer"
 
-sched.codec(buffer.encode, buffer.decode)
+-- string.buffer drops metatables but for those it is told of: the mark of JSON arrays crosses. The two buffers are
+-- reused; what is large gives its memory back.
+local LARGE = 65536
+local options = { metatable = { require("omni.native.json").array_mt } }
+local writer, reader = buffer.new(options), buffer.new(options)
+local put, get = writer.encode, reader.decode
+
+-- Called by pcall itself, the methods name no line of ours in their errors.
+local function encode(value)
+  local ok, message = pcall(put, writer:reset(), value)
+  if not ok then error(message, 0) end
+  local text = writer:get()
+  if #text > LARGE then writer:free() end
+  return text
+end
+
+local function decode(text)
+  local ok, value = pcall(get, reader:set(text))
+  local rest = #reader
+  reader:reset() -- lets go of the text
+  if not ok then error(value, 0) end
+  if rest > 0 then error("left-over data in buffer", 0) end
+  return value
+end
+
+sched.codec(encode, decode)
 
 -- The host suspends a task by yielding `park`'s sentinel. Where that happens inside of a user's coroutine, it must not
 -- surface in the user's resume: it is passed up to the task, and what comes back is passed down.
