@@ -63,7 +63,7 @@ static int sink_bind(lua_State *L) {
 /* put(value) -> true | nil, "EFULL: ...", "EFULL" */
 static int sink_put(lua_State *L) {
   omni_sink *sink = check_sink(L);
-  luaL_checkany(L, 2);
+  if (lua_isnoneornil(L, 2)) return vm_misuse(L, "sink:put: nil is no item: a batch is an array");
   omni_blob *blob = vm_encode(L, 2);
   if (blob == NULL) return vm_misuse(L, "sink:put cannot carry this value: %s", lua_tostring(L, -1));
   omni_err err = omni_sink_put(sink, blob);

@@ -82,10 +82,17 @@ static int run_state(vm_child *child, vm_state *S) {
   return vm_state_run(S);
 }
 
+/* Under the mutex, once the state is there. */
+static void post_stop(vm_child *child) {
+  atomic_fetch_add(&child->refs, 1);
+  if (omni_inbox_post(child->inbox, &child->stop) != OMNI_POSTED) atomic_fetch_sub(&child->refs, 1);
+}
+
 static void set_inbox(vm_child *child, vm_state *S) {
   omni_mutex_lock(&child->mutex);
   child->inbox = S != NULL ? vm_inbox(S) : NULL;
   child->state = S;
+  if (S != NULL && child->stopping) post_stop(child); /* asked before there was a state to tell */
   omni_mutex_unlock(&child->mutex);
 }
 
@@ -171,10 +178,8 @@ vm_child *vm_child_start(vm_state *parent, const char *name, omni_blob *payload,
 
 void vm_child_stop(vm_child *child) {
   omni_mutex_lock(&child->mutex);
-  if (child->inbox != NULL) {
-    atomic_fetch_add(&child->refs, 1);
-    if (omni_inbox_post(child->inbox, &child->stop) != OMNI_POSTED) atomic_fetch_sub(&child->refs, 1);
-  }
+  child->stopping = true;
+  if (child->inbox != NULL) post_stop(child);
   omni_mutex_unlock(&child->mutex);
 }
 
@@ -229,23 +234,12 @@ static void await_end(vm_state *S, vm_child *child, uint64_t deadline) {
 
 void vm_children_stop(vm_state *S) {
   uint64_t deadline = omni_sys_now() + STOP_GRACE;
-  for (vm_child *child = S->children; child != NULL; child = child->next) {
-    if (child->joined) continue;
-    /* A state that is still being made cannot be told yet; asked again below until it ends. */
-    vm_child_stop(child);
-  }
+  for (vm_child *child = S->children; child != NULL; child = child->next)
+    if (!child->joined) vm_child_stop(child);
   while (S->children != NULL) {
     vm_child *child = S->children;
-    if (!child->joined) {
-      while (!vm_child_ended(child) && omni_sys_now() < deadline) {
-        vm_child_stop(child);
-        omni_mutex_lock(&child->mutex);
-        if (!child->ended) omni_cond_wait_until(&child->ended_cond, &child->mutex, omni_sys_now() + 10000000);
-        omni_mutex_unlock(&child->mutex);
-      }
-      await_end(S, child, deadline);
-      join_thread(child);
-    }
+    if (!child->joined) await_end(S, child, deadline);
+    join_thread(child);
     S->children = child->next;
     vm_child_unref(child);
   }

@@ -40,6 +40,7 @@ struct vm_child {
   omni_cond ended_cond;
   omni_inbox *inbox; /* the child state's while it runs */
   bool ended;
+  bool stopping; /* somebody asked it to stop */
   omni_event stop;
   vm_state *state; /* the child's; its own thread and `stop` only */
   /* the thread's until it has ended, then the parent's */
