@@ -93,6 +93,17 @@ describe("omni.json arrays and null", function()
     assert.equal(1, #value.b)
   end)
 
+  it("keeps both on the way to another state and back", function()
+    local text = '{"a":[],"b":{"c":[[],null]},"n":null}'
+    local thread = require("omni.thread").start(function(value)
+      local codec = require "omni.json"
+      return value, codec.encode(value)
+    end, json.decode(text))
+    local value, seen_there = thread:join()
+    assert.equal(text, seen_there)
+    assert.equal(text, json.encode(value))
+  end)
+
   it("refuses to take over a table with a metatable", function()
     local own = setmetatable({}, {})
     assert.matches("json_spec.lua:%d+: json.array: .*metatable", raised(function() json.array(own) end))

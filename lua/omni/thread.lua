@@ -11,9 +11,11 @@ local Thread = native.methods
 -- Where a handle stood in the arguments, its number stands in this form; no other table has this key.
 local HANDLE = "\0omni.handle"
 
+local NULL = require("omni.native.json").null -- userdata as well, but a plain value
+
 -- Copies plain data, moving handles out to a list.
 local function extract(value, handles, seen)
-  if type(value) == "userdata" then
+  if type(value) == "userdata" and value ~= NULL then
     handles[#handles + 1] = value
     return { [HANDLE] = #handles }
   end
