@@ -114,3 +114,45 @@ describe("omni.log", function()
     assert.matches('log_spec.lua:%d+: log.level: there is no level "wran".*warn', message)
   end)
 end)
+
+describe("omni.log's lines on stderr", function()
+  local exe = require("omni.native.host").facts().exe
+  local script = os.tmpname()
+
+  setup(function()
+    local file = assert(io.open(script, "we"))
+    file:write [[require("omni").log.info("up and\nrunning", { a = "x y", b = "z", n = {} })]]
+    file:close()
+  end)
+
+  teardown(function() os.remove(script) end)
+
+  -- What a child process writes; environment first.
+  local function output(environment, form)
+    local pipe = assert(io.popen((environment .. " " .. form):format(exe, script), "re"))
+    local text = pipe:read "*a"
+    pipe:close()
+    return text
+  end
+
+  local PIPED, TERMINAL = "%s %s 2>&1", "script -qec '%s %s' /dev/null 2>&1 </dev/null"
+
+  it("are JSON where it is no terminal", function()
+    local text = output("OMNIHOST_LOG=info", PIPED)
+    assert.equal(1, select(2, text:gsub("\n", "\n")))
+    local record = json.decode(text)
+    assert.same({ "info", "up and\nrunning", "x y", "z" }, { record.level, record.msg, record.a, record.b })
+  end)
+
+  it("are pairs on a terminal, coloured unless NO_COLOR is set", function()
+    local plain = output("NO_COLOR=1", TERMINAL)
+    assert.matches('^%d%d:%d%d:%d%d%.%d%d%dZ info  up and running a="x y" b=z n={}\r?\n$', plain)
+    local coloured = output("NO_COLOR=", TERMINAL)
+    assert.matches("Z \27%[32minfo \27%[0m up and running", coloured)
+  end)
+
+  it("begin at the level of OMNIHOST_LOG", function()
+    assert.equal("", output("OMNIHOST_LOG=warn", PIPED))
+    assert.matches("running", output("OMNIHOST_LOG=debug", PIPED))
+  end)
+end)
