@@ -23,7 +23,7 @@ omni.now = native.now
 ---@param seconds number 0 gives everybody else a turn
 function omni.sleep(seconds)
   if type(seconds) ~= "number" or seconds ~= seconds or seconds < 0 then
-    error(("omni.sleep: seconds must be a number from 0 on, not %s"):format(tostring(seconds)), 2)
+    require("omni.check").misuse(("omni.sleep: seconds must be a number from 0 on, not %s"):format(tostring(seconds)))
   end
   native.park("omni.sleep", seconds)
 end
@@ -59,7 +59,7 @@ end
 ---@return omni.Task
 function omni.spawn(fn, ...)
   if type(fn) ~= "function" then
-    error(("omni.spawn: a function is needed, not %s"):format(type(fn)), 2)
+    require("omni.check").misuse(("omni.spawn: a function is needed, not %s"):format(type(fn)))
   end
   local task = setmetatable({ waiters = {} }, Task)
   native.spawn(function(...) finish(task, fn(...)) end, ...)

@@ -1,4 +1,5 @@
 --- Threads: Lua code in a state of its own on a thread of its own. Only values and handles cross.
+local check = require "omni.check"
 local native = require "omni.native.thread"
 local sched = require "omni.native.sched"
 
@@ -54,18 +55,18 @@ local function captured(fn)
   return modules, wrong
 end
 
-local function describe(code, level)
+local function describe(code)
   if type(code) == "string" then return { module = code } end
   if type(code) ~= "function" then
-    error(("omni.thread: a module name or a function is needed, not %s"):format(type(code)), level + 1)
+    check.misuse(("omni.thread: a module name or a function is needed, not %s"):format(type(code)))
   end
   local modules, wrong = captured(code)
   if #wrong > 0 then
-    error(("omni.thread: the function captures %s: a thread shares no variables; pass them as arguments, or require "
-      .. "modules inside of it"):format(table.concat(wrong, ", ")), level + 1)
+    check.misuse(("omni.thread: the function captures %s: a thread shares no variables; pass them as arguments, or "
+      .. "require modules inside of it"):format(table.concat(wrong, ", ")))
   end
   local ok, dumped = pcall(string.dump, code)
-  if not ok then error("omni.thread: this function is written in C and cannot be sent to a thread", level + 1) end
+  if not ok then check.misuse "omni.thread: this function is written in C and cannot be sent to a thread" end
   return { code = dumped, modules = modules }
 end
 
@@ -74,14 +75,14 @@ end
 ---@param ... any arguments: plain data, and sinks, connectors and adapters (also inside of tables)
 ---@return omni.Thread
 function M.start(code, ...)
-  local payload, handles = describe(code, 2), {}
+  local payload, handles = describe(code), {}
   payload.n = select("#", ...)
   local ok, args = pcall(extract, { ... }, handles, {})
-  if not ok then error(args, 2) end
+  if not ok then check.misuse(args) end
   payload.args = args
   local name = type(code) == "string" and code:match "[^.]*$" or "function"
   local started, thread = pcall(native.start, name, payload, handles)
-  if not started then error(thread, 2) end
+  if not started then check.misuse(thread) end
   return thread
 end
 
