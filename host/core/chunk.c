@@ -100,6 +100,7 @@ omni_err omni_chunks_new(const omni_chunks_opts *opts, omni_chunks **adapter) {
   omni_event_init(&a->event, on_event, on_event_dropped);
   a->shm = omni_shm_ref(opts->connector);
   set_limits(a, opts);
+  a->tag = opts->tag;
   a->build = opts->build;
   a->build_ud = opts->build_ud;
   a->build_free = opts->build_free;
@@ -107,6 +108,8 @@ omni_err omni_chunks_new(const omni_chunks_opts *opts, omni_chunks **adapter) {
   *adapter = a;
   return OMNI_OK;
 }
+
+uint32_t omni_chunks_tag(const omni_chunks *a) { return a->tag; }
 
 omni_chunks *omni_chunks_ref(omni_chunks *a) {
   atomic_fetch_add_explicit(&a->handles, 1, memory_order_relaxed);
@@ -160,6 +163,13 @@ bool omni_chunks_stopped(omni_chunks *a) {
   bool stopped = a->stopped;
   omni_mutex_unlock(&a->lock);
   return stopped;
+}
+
+bool omni_chunks_hopeful(omni_chunks *a) {
+  omni_mutex_lock(&a->lock);
+  bool hopeful = !a->stopped && (a->senders.count + a->regs.count > 0 || atomic_load(&a->handles) > 1);
+  omni_mutex_unlock(&a->lock);
+  return hopeful;
 }
 
 void omni_chunks_join_threads(void) {

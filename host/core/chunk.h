@@ -47,6 +47,7 @@ typedef struct omni_chunks_opts {
   void *build_ud;
   void (*build_free)(void *ud); /* called once after the last build, on the SAVE thread; by omni_chunks_stop if nothing
                                    was ever saved */
+  uint32_t tag;                 /* the owner's: see omni_chunks_tag */
 } omni_chunks_opts;
 
 /* One item of a poll. */
@@ -78,6 +79,9 @@ omni_err omni_chunks_new(const omni_chunks_opts *opts, omni_chunks **adapter);
 omni_chunks *omni_chunks_ref(omni_chunks *a);
 /* The last one stops the adapter. */
 void omni_chunks_unref(omni_chunks *a);
+
+/* What the owner noted when it made the adapter. */
+uint32_t omni_chunks_tag(const omni_chunks *a);
 
 /* Binds the consumer: woken(arg) runs on the inbox's loop when there is something new to poll or credit to look at.
  * EEXIST if it is bound. */
@@ -124,6 +128,9 @@ void omni_chunks_cleanup_receiver(omni_chunks *a, const char *req, bool discard)
  * dropped). Queued saves are dropped; keys put stay; what was received can still be polled. Idempotent. */
 void omni_chunks_stop(omni_chunks *a);
 bool omni_chunks_stopped(omni_chunks *a);
+/* Whether a wake may come without the consumer's doing: requests are registered or being sent, or others hold a handle.
+ */
+bool omni_chunks_hopeful(omni_chunks *a);
 
 void omni_chunks_read_stats(omni_chunks *a, omni_chunks_stats *stats);
 

@@ -308,12 +308,16 @@ static omni_watch_next on_consumed(omni_watch_key *key) {
 
 static void on_disarmed(omni_watch_key *key) { chunk_sender_unref(omni_container(key, chunk_sender, key)); }
 
-void chunk_credit_prepare(chunk_sender *s) {
-  s->armed = true;
-  chunk_sender_ref(s);
+void chunk_credit_init(chunk_sender *s) {
   s->key.what = OMNI_WATCH_CONSUMED;
   s->key.fn = on_consumed;
   s->key.done = on_disarmed;
+}
+
+void chunk_credit_prepare(chunk_sender *s) {
+  s->armed = true;
+  chunk_sender_ref(s);
+  /* Its last callback may not have settled yet; a callback that left by DONE is not asked for its name again. */
   chunk_watch_name(s->a, &s->key, s->req, s->a->stage, s->low);
 }
 

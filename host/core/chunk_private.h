@@ -109,6 +109,7 @@ struct omni_chunks {
   char *stage, *src_stage;
   uint32_t window, keys_max, prefetch; /* keys_max + prefetch = window */
   uint64_t budget, put_timeout;
+  uint32_t tag;
   omni_chunk_build build;
   void *build_ud;
   void (*build_free)(void *);
@@ -190,6 +191,8 @@ void chunk_save_join(void);
 
 /* ---- chunk_credit.c ---- */
 
+/* Of a new sender, before anybody else sees it. */
+void chunk_credit_init(chunk_sender *s);
 /* Under the lock: an item was queued, will not be put, was put under next_id with so many bytes. */
 void chunk_credit_queued(chunk_sender *s, const chunk_item *item);
 void chunk_credit_unqueued(chunk_sender *s, const chunk_item *item);

@@ -72,6 +72,7 @@ static chunk_sender *sender_new(omni_chunks *a, const char *req) {
   }
   atomic_init(&s->refs, 1);
   s->a = chunk_hold(a);
+  chunk_credit_init(s);
   omni_metric_add(a->m.senders, 1);
   return s;
 }

@@ -225,6 +225,8 @@ omni_err omni_watch_add(const char *path, omni_watch_key *key) {
     key->state &= (unsigned char)~KEY_LEAVING;
     due_now(key);
     err = OMNI_EEXIST;
+  } else if (W.service.users == 0) {
+    err = OMNI_ECLOSED;
   } else {
     err = put_in(path, key);
   }
@@ -416,7 +418,8 @@ static void close_fd(int *fd) {
 }
 
 static void watch_run(void) {
-  while (W.service.users > 0) {
+  /* A key that was added just before the last user went still has its first probe, in which it leaves. */
+  while (W.service.users > 0 || W.probes.len > 0) {
     wait_for_something();
     collect_retries();
     run_probes();

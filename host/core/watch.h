@@ -67,7 +67,8 @@ void omni_watch_release(void);
 void omni_watch_join(void);
 
 /* Puts the key into the table, watches dir, then runs fn once on the watch thread (the first probe). Any thread.
- * EEXIST: fn of this key had not finished leaving the table; it stays in and fn runs once more. ENOMEM. */
+ * EEXIST: fn of this key had not finished leaving the table; it stays in and fn runs once more. ECLOSED: nobody uses
+ * the thread. ENOMEM. */
 omni_err omni_watch_add(const char *dir, omni_watch_key *key);
 
 /* Runs fn of a key that is in the table once more (no-op if it is not). Any thread. */
