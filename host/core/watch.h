@@ -54,7 +54,7 @@ typedef struct omni_watch_stats {
   uint64_t retries; /* retries run */
   uint64_t keys;    /* in the table now */
   uint64_t watches; /* directories watched now */
-  bool polling;     /* for some directory no watch could be had: its keys are polled at 1 ms */
+  bool polling;     /* for some directory no watch could be had, or no bell: polls at 1 ms */
 } omni_watch_stats;
 
 /* Starts the watch thread where it does not run; one more user. */
