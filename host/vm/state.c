@@ -284,7 +284,9 @@ void vm_state_close(vm_state *S) {
   omni_inbox_close(S->inbox);
   vm_tasks_close(S);
   uv_walk(&S->loop, close_luv_handle, S);
-  uv_run(&S->loop, UV_RUN_DEFAULT);
+  /* A stop that the last run did not see ends the first one at once; luv's close callbacks need the Lua state. */
+  while (uv_run(&S->loop, UV_RUN_DEFAULT) != 0)
+    ;
   lua_close(S->L);
   /* Handles that finalizers closed. */
   uv_run(&S->loop, UV_RUN_DEFAULT);
