@@ -46,7 +46,8 @@ end
 function check.nearest(name, list)
   local best, least
   for _, candidate in ipairs(list) do
-    local d = distance(name:lower(), candidate:lower())
+    local begun = #name >= 3 and candidate:sub(1, #name) == name -- cut short
+    local d = begun and 1 or distance(name:lower(), candidate:lower())
     if not least or d < least or (d == least and candidate < best) then best, least = candidate, d end
   end
   if best and least <= math.max(2, math.floor(#name / 3)) and least < #name then return best end

@@ -31,7 +31,7 @@ function edge.inbound(namespace, spec)
     connector = shm_handle, src_stage_id = tostring(spec.id), window = spec.window, encoding = spec.encoding,
   }
   local self = setmetatable({ spec = spec, shm = shm_handle, adapter = adapter, streams = {} }, Inbound)
-  omni.spawn(Inbound.pump, self)
+  self.task = omni.spawn(Inbound.pump, self)
   return self
 end
 
@@ -55,8 +55,10 @@ function Inbound:open(req)
   return stream
 end
 
+--- Ends this end of the edge; suspends until its task has ended.
 function Inbound:close()
   self.adapter:stop()
+  self.task:join(1)
   self.shm:close()
 end
 
@@ -158,7 +160,7 @@ function edge.outbound(namespace, spec, on_failure)
     encoding = spec.encoding,
   }
   local self = setmetatable({ spec = spec, shm = shm_handle, adapter = adapter, on_failure = on_failure }, Outbound)
-  omni.spawn(Outbound.pump, self)
+  self.task = omni.spawn(Outbound.pump, self)
   return self
 end
 
@@ -174,6 +176,9 @@ end
 
 --- Suspends until the request may send one more chunk on this edge.
 ---@param req string
+---@return true|nil ok
+---@return string? error
+---@return string? code
 function Outbound:credit(req)
   return self.adapter:credit(req)
 end
@@ -195,8 +200,10 @@ function Outbound:forget(req)
   self.adapter:cleanup_sender(req)
 end
 
+--- Ends this end of the edge; suspends until its task has ended.
 function Outbound:close()
   self.adapter:stop()
+  self.task:join(1)
   self.shm:close()
 end
 

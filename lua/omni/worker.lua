@@ -62,10 +62,10 @@ local function make_emit(record)
   return function(data, ...)
     if select("#", ...) > 0 then error("emit takes one value: the chunk's data", 2) end
     for _, out in ipairs(stage.outputs) do
+      local ok, why = true, record.ended
+      if not why then ok, why = out:credit(record.req) end
       if record.ended then error(record.ended, 0) end
-      out:credit(record.req)
-      if record.ended then error(record.ended, 0) end
-      local ok, why = out:send(record.req, data, false)
+      if ok then ok, why = out:send(record.req, data, false) end
       if not ok then error(why, 2) end
     end
   end

@@ -28,13 +28,16 @@ function output.open(options)
   return setmetatable({ file = file, dir = options.out_dir, extension = options.extension, used = {} }, Output)
 end
 
---- A request's label as a file name that cannot leave its folder or hide in it.
+local function escaped(c) return ("%%%02X"):format(c:byte()) end
+
+--- A request's label as a file name that cannot leave its folder or hide in it. Different labels of up to 120 bytes
+--- have different names.
 ---@param id string
 ---@return string name
 function output.safe_name(id)
-  local name = id:gsub("[^%w%._%-]", function(c) return ("%%%02X"):format(c:byte()) end):gsub("^[%.%-]", "_")
-  if #name > 120 then name = name:sub(1, 120) end
-  return name == "" and "_" or name
+  local name = id:gsub("[%c/\\:*?\"<>|%%]", escaped):gsub("^[%.%- ]", escaped)
+  if #name > 120 then name = name:sub(1, 120):gsub("[\192-\255][\128-\191]*$", "") end
+  return name == "" and "%" or name
 end
 
 -- Labels may repeat; files of one run do not.
