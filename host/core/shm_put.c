@@ -11,16 +11,15 @@
 
 /* ---- the segment ---- */
 
-/* Step 4: what lies in the segment's place goes, if it is a value of ours. *kept: it is, but it could not be removed.
- */
-static omni_err unlink_stale(omni_shm *shm, const char *segment, bool *kept) {
+/* Step 4: what lies in the segment's place goes, if it is a value of ours. */
+static omni_err unlink_stale(omni_shm *shm, const char *segment) {
   struct stat st;
-  if (omni_sys_fstatat(shm->dir_fd, segment, &st, AT_SYMLINK_NOFOLLOW) == -1)
-    return errno == ENOENT ? OMNI_OK : omni_err_from_errno(errno);
+  int rc;
+  OMNI_SHM_RETRY(rc, omni_sys_fstatat(shm->dir_fd, segment, &st, AT_SYMLINK_NOFOLLOW));
+  if (rc == -1) return errno == ENOENT ? OMNI_OK : omni_err_from_errno(errno);
   omni_err err = omni_shm_trust(shm, &st);
   if (err != OMNI_OK) return err;
   if (omni_sys_unlinkat(shm->dir_fd, segment, 0) == 0 || errno == ENOENT) return OMNI_OK;
-  *kept = true;
   return omni_err_from_errno(errno);
 }
 
@@ -30,10 +29,10 @@ static int create_exclusively(omni_shm *shm, const char *segment) {
   return fd;
 }
 
-static omni_err create_segment(omni_shm *shm, const char *segment, int *fd, bool *kept) {
+static omni_err create_segment(omni_shm *shm, const char *segment, int *fd) {
   *fd = create_exclusively(shm, segment);
   if (*fd == -1 && errno == EEXIST) {
-    omni_err err = unlink_stale(shm, segment, kept);
+    omni_err err = unlink_stale(shm, segment);
     if (err != OMNI_OK) return err;
     *fd = create_exclusively(shm, segment);
   }
@@ -69,14 +68,14 @@ static omni_err write_all(int fd, struct iovec *iov, int n) {
 }
 
 /* Step 5. Written, never mapped: a full directory is an error here and would be a signal there. */
-static omni_err store(omni_shm *shm, const char *segment, const struct iovec *pieces, int n, uint64_t len, bool *kept) {
+static omni_err store(omni_shm *shm, const char *segment, const struct iovec *pieces, int n, uint64_t len) {
   unsigned char header[OMNI_SHM_HEADER];
   struct iovec iov[OMNI_SHM_PIECES_MAX + 1] = {{header, sizeof header}};
   for (int i = 0; i < OMNI_SHM_HEADER; i++)
     header[i] = (unsigned char)(len >> (8 * i));
   if (n > 0) memcpy(iov + 1, pieces, (size_t)n * sizeof *pieces);
   int fd;
-  omni_err err = create_segment(shm, segment, &fd, kept);
+  omni_err err = create_segment(shm, segment, &fd);
   if (err != OMNI_OK) return err;
   err = write_all(fd, iov, n + 1);
   if (omni_sys_close(fd) == -1 && errno != EINTR && err == OMNI_OK) err = omni_err_from_errno(errno);
@@ -106,6 +105,16 @@ static void remember(omni_shm *shm, omni_shm_key *entry, ino_t inode, bool store
   omni_shm_keys_set(&shm->written, entry);
 }
 
+/* After a failure under the lock: the lock file goes, unless an older value could not be removed and is whole still. */
+static void undo(omni_shm *shm, const omni_shm_names *names) {
+  struct stat st;
+  int rc;
+  OMNI_SHM_RETRY(rc, omni_sys_fstatat(shm->dir_fd, names->segment, &st, AT_SYMLINK_NOFOLLOW));
+  if (rc == 0 && omni_shm_trust(shm, &st) == OMNI_OK) return;
+  omni_sys_unlinkat(shm->lock_fd, names->lock, 0);
+  omni_shm_keys_drop(&shm->written, names->id, 0);
+}
+
 /* Takes entry over. */
 static omni_err put_key(omni_shm *shm, const omni_shm_names *names, const struct iovec *pieces, int n, uint64_t len,
                         omni_shm_key *entry) {
@@ -120,18 +129,14 @@ static omni_err put_key(omni_shm *shm, const omni_shm_names *names, const struct
     return err;
   }
   omni_sys_point("shm.put.locked");
-  bool kept = false;
-  err = store(shm, names->segment, pieces, n, len, &kept);
+  err = store(shm, names->segment, pieces, n, len);
   if (err == OMNI_OK) {
     /* Before the unlock: once others can take the value, it must be known as ours. */
     remember(shm, entry, lock.inode, true);
     omni_sys_point("shm.put.stored");
   } else {
     free(entry);
-    if (!kept) {
-      omni_sys_unlinkat(shm->lock_fd, names->lock, 0);
-      omni_shm_keys_drop(&shm->written, names->id, 0);
-    }
+    undo(shm, names);
   }
   omni_shm_lock_release(&lock);
   return err;
