@@ -4,7 +4,7 @@
 local chunks = require "omni.chunks"
 local omni = require "omni"
 local sched = require "omni.native.sched"
-local shm = require "omni.shm"
+local shm = require "omni.native.shm" -- host-made namespaces are refused by omni.shm
 
 local edge = {}
 
