@@ -114,13 +114,13 @@ omni_chunk *omni_chunks_poll(omni_chunks *a);
 /* Whether a poll would give something. */
 bool omni_chunks_pending(omni_chunks *a);
 void omni_chunk_free(omni_chunk *chunk);
-/* How many chunks of this request its run waits for: lets RECV take so many beyond the prefetch. */
+/* How many chunks of this request its run waits for: RECV takes so many, even if the prefetch is less. */
 void omni_chunks_want(omni_chunks *a, const char *req, uint32_t n);
 /* Tells that n chunks of req that poll returned were consumed by run: counts against the window, and that many are
  * wanted less. Callers that do not use a window need not call it. */
 void omni_chunks_consumed(omni_chunks *a, const char *req, uint32_t n);
 /* The commit fence: when it returns nothing of the present registration is delivered any more. With discard, also
- * removes the keys next ... next + window - 1 (at least one) and what follows them without a gap, so that nothing is
+ * removes the keys next ... next + window + 1 and what follows them without a gap, so that nothing is
  * left even if the sender is dead. */
 void omni_chunks_cleanup_receiver(omni_chunks *a, const char *req, bool discard);
 

@@ -71,7 +71,7 @@ typedef struct chunk_sender {
   size_t room;                    /* a power of two, or 0 */
   uint64_t queued_cost, put_cost; /* its part of adapter.cost */
   bool cancelled;
-  bool done;       /* the final is put; kept only to count what is not consumed */
+  bool done;       /* the final is put; a record of what is not known to be consumed */
   bool dead;       /* out of the table */
   bool removed;    /* ... by a cleanup: a put that is under way is undone */
   omni_err failed; /* not OK: what is saved is dropped until cleanup */

@@ -51,7 +51,7 @@ void chunk_regs_let_go(chunk_reg *gone) {
 /* Under the lock: RECV takes the next only while fewer wait in memory, else taking would return credit too early. */
 static bool full(const chunk_reg *reg) {
   const omni_chunks *a = reg->a;
-  return a->window > 0 && reg->unread >= (uint64_t)a->prefetch + reg->want;
+  return a->window > 0 && reg->unread >= (a->prefetch > reg->want ? a->prefetch : reg->want);
 }
 
 /* Under the lock. What came back from a get is only ours if the registration it was made for still stands. */
@@ -275,7 +275,7 @@ static omni_chunk *take_ready(omni_chunks *a, const char *req) {
 
 /* What lies in the window, and what follows without a gap: the sender may have been faster than the limits say. */
 static void discard_keys(omni_chunks *a, const char *req, uint64_t next) {
-  uint64_t sure = a->window > 0 ? a->window : 1;
+  uint64_t sure = a->window + 2u; /* one more, for RECV may have taken the next already */
   for (uint64_t i = 0; i < sure + DISCARD_MAX; i++) {
     char key[OMNI_CHUNK_KEY_MAX];
     omni_err err = omni_shm_discard(a->shm, key, chunk_key(key, req, a->src_stage, next + i));

@@ -15,9 +15,8 @@ typedef enum turn {
 
 /* What a turn leaves to be done without locks. */
 typedef struct leftover {
-  bool wake;          /* the consumer has something to look at */
-  bool undo;          /* what the last put left is taken back */
-  chunk_sender *gone; /* let go */
+  bool wake; /* the consumer has something to look at */
+  bool undo; /* what the last put left is taken back */
 } leftover;
 
 typedef struct save_list {
@@ -233,8 +232,8 @@ static turn on_put_failed(chunk_sender *s, omni_err err, leftover *left) {
   return fail(s, OMNI_EPUT, text, left);
 }
 
-/* Under the lock: the id advances only now. After the final the request's counters go, unless more was saved (the
- * request begins anew), or stay as a record of what is not consumed yet. */
+/* Under the lock: the id advances only now. After the final the request begins anew, where more was saved, or only a
+ * record stays of what is not known to be consumed. */
 static turn on_put(chunk_sender *s, size_t bytes, leftover *left) {
   omni_chunks *a = s->a;
   bool is_final = s->current->is_final;
@@ -248,10 +247,8 @@ static turn on_put(chunk_sender *s, size_t bytes, leftover *left) {
   s->cancelled = false;
   if (s->head != NULL)
     chunk_credit_restart(s);
-  else if (chunk_limited(a))
-    chunk_credit_done(s);
   else
-    chunk_sender_kill(s, &left->gone);
+    chunk_credit_done(s);
   return TURN_NEXT;
 }
 
@@ -324,7 +321,6 @@ static void serve(chunk_sender *s) {
   omni_mutex_unlock(&a->lock);
   if (arm) chunk_credit_arm(s);
   if (drop) chunk_sender_unref(s);
-  chunk_senders_let_go(left.gone);
   if (left.wake) chunk_wake(a);
   if (sweep) chunk_credit_sweep(a);
   chunk_release(a);

@@ -183,13 +183,6 @@ static size_t remove_keys(chunk_sender *s) {
   return removed;
 }
 
-/* Its state is gone since the final: the connector remembers what was put. */
-static size_t remove_remembered(omni_chunks *a, const char *req) {
-  char prefix[OMNI_CHUNK_KEY_MAX];
-  int len = snprintf(prefix, sizeof prefix, "%s_%s_", req, a->stage);
-  return omni_shm_cleanup_prefix(a->shm, prefix, (size_t)len);
-}
-
 size_t omni_chunks_cleanup_sender(omni_chunks *a, const char *req) {
   if (a->stage == NULL || !chunk_req_ok(req)) return 0;
   chunk_sender *gone = NULL;
@@ -201,7 +194,7 @@ size_t omni_chunks_cleanup_sender(omni_chunks *a, const char *req) {
     s->removed = true;
   }
   omni_mutex_unlock(&a->lock);
-  size_t removed = gone != NULL ? remove_keys(gone) : remove_remembered(a, req);
+  size_t removed = gone != NULL ? remove_keys(gone) : 0;
   chunk_senders_let_go(gone);
   if (wake) chunk_wake(a);
   return removed;

@@ -13,7 +13,7 @@ local M = {}
 ---@field load_async fun(self: omni.Chunks, req: string): boolean?, string?, string? receives the request from chunk 0 on; idempotent
 ---@field poll_ready fun(self: omni.Chunks): table<string, omni.Chunk[]> what came since the last call
 ---@field cleanup_receiver fun(self: omni.Chunks, req: string, discard?: boolean) nothing of this registration is delivered afterwards
----@field want fun(self: omni.Chunks, req: string, n?: integer) with a window: so many chunks are waited for beyond the prefetch
+---@field want fun(self: omni.Chunks, req: string, n?: integer) with a window: so many chunks are waited for, even if the prefetch is less
 ---@field consumed fun(self: omni.Chunks, req: string, n?: integer) with a window: so many polled chunks were used
 ---@field stop fun(self: omni.Chunks) ends both sides at once; idempotent
 ---@field close fun(self: omni.Chunks) the same
