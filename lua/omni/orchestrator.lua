@@ -17,7 +17,7 @@ local wire = require "omni.wire"
 
 local HOST = require("omni.pipeline").HOST
 local STOP_GRACE = 2 -- seconds a worker may take to end after `stop`
-local ABORT_GRACE = 1 -- seconds the stages may take to confirm an abort before the answer says that they did not
+local ABORT_GRACE = 1 -- seconds the stages may take to let go of a request before the user is told that they did not
 
 ---@class omni.orchestrator
 local Orchestrator = {}
@@ -36,6 +36,14 @@ local function first_down(self)
   end
 end
 
+-- Answers an abort: what each stage was doing, or that it has not answered in time.
+local function answer_abort(self, record)
+  if not record.abort_asked then return end
+  record.abort_asked = nil
+  for name in pairs(record.waiting) do record.was[name] = "no answer" end
+  self.outputs:put { "aborted", record.id, { outcome = "aborted", stages = record.was } }
+end
+
 -- Forgets a record when nobody has anything of it any more: then, and not before, chunks left over can be removed.
 local function release(self, record)
   if record.released or next(record.waiting) then return end
@@ -44,17 +52,27 @@ local function release(self, record)
   each_stage(self, function(stage) stage:send { type = "forget", req = record.id } end)
   for _, out in ipairs(self.inputs) do out:forget(record.id) end
   for _, stream in ipairs(record.streams) do stream:close(record.failure ~= nil) end
-  if record.timer then record.timer:close() end
-  if record.on_release then record.on_release() end
+  for _, timer in pairs(record.timers) do timer:close() end
+  answer_abort(self, record)
   if self.on_idle and not next(self.requests) then self.on_idle() end
 end
 
--- Answers an abort: what each stage was doing, or that it has not answered in time.
-local function answer_abort(self, record)
-  if not record.abort_asked then return end
-  record.abort_asked = nil
-  for name in pairs(record.waiting) do record.was[name] = "no answer" end
-  self.outputs:put { "aborted", record.id, { outcome = "aborted", stages = record.was } }
+local function any_running(self)
+  for _, record in pairs(self.requests) do
+    if record.state == "running" then return true end
+  end
+  return false
+end
+
+-- Stages have not let go of an ended request for a while. They may compute, for other requests too; but when the
+-- pipeline only waits for them to stop, it does not wait for ever.
+local function on_grace(self, record)
+  answer_abort(self, record)
+  if not self.stopping or any_running(self) then return end
+  for name in pairs(record.waiting) do
+    self.stages[name].worker.cause = "leaving an abort unanswered"
+    self.stages[name].worker:kill()
+  end
 end
 
 -- Ends a request once, whatever the cause. With a failure all stages are told, and `release` waits for their answers
@@ -72,7 +90,8 @@ local function finish(self, record, code, message, traceback)
       stage:send { type = "abort", req = record.id, code = code, error = message }
     end
   end)
-  record.on_release = function() answer_abort(self, record) end
+  record.timers.grace = uv.new_timer()
+  record.timers.grace:start(ABORT_GRACE * 1000, ABORT_GRACE * 1000, function() on_grace(self, record) end)
   release(self, record)
 end
 
@@ -105,8 +124,8 @@ end
 
 local function start_deadline(self, record, seconds)
   record.deadline = omni.now() + seconds
-  record.timer = uv.new_timer()
-  record.timer:start(math.ceil(seconds * 1000), 0, function()
+  record.timers.deadline = uv.new_timer()
+  record.timers.deadline:start(math.ceil(seconds * 1000), 0, function()
     local busy = {}
     for name in pairs(record.running) do busy[#busy + 1] = name end
     table.sort(busy)
@@ -119,7 +138,7 @@ local commands = {}
 
 function commands:submit(message)
   local record = {
-    id = message.id, state = "running", running = {}, waiting = {}, was = {}, streams = {}, count = {},
+    id = message.id, state = "running", running = {}, waiting = {}, was = {}, streams = {}, count = {}, timers = {},
     unread = #self.outlets,
   }
   local down, cause = first_down(self)
@@ -157,12 +176,6 @@ function commands:abort(message)
   end
   record.abort_asked = true
   finish(self, record, "EABORTED", "EABORTED: aborted by its user")
-  if record.released then return end
-  local timer = uv.new_timer()
-  timer:start(ABORT_GRACE * 1000, 0, function()
-    timer:close()
-    answer_abort(self, record)
-  end)
 end
 
 function commands:stop(message)

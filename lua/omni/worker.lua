@@ -24,10 +24,20 @@ local function send(message)
   end
 end
 
--- The handler of xpcall: keeps the message and where it came from, the stage's own frames first.
+-- The frames of a traceback from the stage's first to its last: those around them are the host's.
+local function own_frames(traceback)
+  local lines, first, last = {}, nil, nil
+  for line in traceback:gmatch "[^\n]+" do
+    lines[#lines + 1] = line
+    if line:find "^\t[^%[]" and not line:find "^\tbuiltin/" then first, last = first or #lines, #lines end
+  end
+  return first and "stack traceback:\n" .. table.concat(lines, "\n", first, last) or traceback
+end
+
+-- The handler of xpcall: keeps the message and where it came from.
 local function traced(err)
   if type(err) ~= "string" and type(err) ~= "table" then err = tostring(err) end
-  return { error = err, traceback = debug.traceback("", 2):gsub("^\n", "") }
+  return { error = err, traceback = own_frames(debug.traceback("", 2)) }
 end
 
 local function text_of(err)
@@ -78,6 +88,7 @@ end
 
 -- Runs the stage for one request. However run ends, its input is read on and its outputs get their terminal chunk.
 local function run_request(record)
+  if record.ended then return end
   local ok, failure = xpcall(stage.module.run, traced, stage.instance, record.request, record.input, record.emit)
   record.finished = true
   if record.ended then return end
