@@ -261,18 +261,31 @@ describe("omni.spawn and coroutines", function()
     assert.equal(1000, #ended)
   end)
 
-  it("does not let tasks that wake each other starve a timer", function()
+  it("does not let tasks that never rest starve timers, inbox or sockets", function()
     local stop
     local task = omni.spawn(function() while not stop do omni.sleep(0) end end)
-    local fired
+    local fired, put, read
     local timer = uv.new_timer()
     timer:start(1, 0, function() fired = true end)
+    local s = omni.sink.new()
+    local consumer = omni.spawn(function() put = s:get_batch { timeout = 20 }[1] end)
+    local thread = omni.thread(function(sink) sink:put(true) end, s)
+    local ends = uv.socketpair()
+    local pipe = uv.new_pipe()
+    pipe:open(ends[1])
+    pipe:read_start(function() read = true end)
+    uv.fs_write(ends[2], "x")
     local start = omni.now()
-    while not fired and omni.now() - start < 20 do omni.sleep(0) end
+    while not (fired and put and read) and omni.now() - start < 20 do omni.sleep(0) end
     stop = true
     task:join()
+    thread:join()
+    consumer:join()
     timer:close()
-    assert.is_true(fired)
+    pipe:close()
+    uv.fs_close(ends[2])
+    s:close()
+    assert.same({ true, true, true }, { fired, put, read })
   end)
 
   it("refuses wrong arguments at the caller's line", function()

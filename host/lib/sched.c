@@ -18,6 +18,12 @@ static int sched_spawn(lua_State *L) {
   return 0;
 }
 
+/* run(fn, ...) -> boolean: as a task of its own, at once, until it ends (true) or first suspends; fn must not raise. */
+static int sched_run(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TFUNCTION);
+  return vm_task_run(L, lua_gettop(L) - 1);
+}
+
 /* ticket(what) -> number: stands for the running task's next park. */
 static int sched_ticket(lua_State *L) {
   lua_pushnumber(L, (lua_Number)vm_ticket_next(L, luaL_optstring(L, 1, "this function")));
@@ -87,13 +93,21 @@ static int sched_sentinel(lua_State *L) {
 }
 
 int omni_open_sched(lua_State *L) {
-  static const luaL_Reg functions[] = {{"spawn", sched_spawn},     {"ticket", sched_ticket},
-                                       {"park", sched_park},       {"unpark", sched_unpark},
-                                       {"now", sched_now},         {"can_suspend", sched_can_suspend},
-                                       {"codec", sched_codec},     {"guard", sched_guard},
-                                       {"failed", vm_task_failed}, {"traceback", vm_traceback},
-                                       {"encode", sched_encode},   {"sentinel", sched_sentinel},
-                                       {"decode", sched_decode},   {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"spawn", sched_spawn},
+                                       {"run", sched_run},
+                                       {"ticket", sched_ticket},
+                                       {"park", sched_park},
+                                       {"unpark", sched_unpark},
+                                       {"now", sched_now},
+                                       {"can_suspend", sched_can_suspend},
+                                       {"codec", sched_codec},
+                                       {"guard", sched_guard},
+                                       {"failed", vm_task_failed},
+                                       {"traceback", vm_traceback},
+                                       {"encode", sched_encode},
+                                       {"sentinel", sched_sentinel},
+                                       {"decode", sched_decode},
+                                       {NULL, NULL}};
   lua_newtable(L);
   luaL_register(L, NULL, functions);
   return 1;

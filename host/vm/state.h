@@ -42,7 +42,9 @@ struct vm_state {
   vm_task *current;             /* running task, NULL in callbacks */
   vm_task *main;                /* NULL before start and after its end */
   vm_task *ready, *ready_tail;
-  vm_task *free;             /* unused slots, linked by `ready` */
+  vm_task *free;    /* unused slots, linked by `ready` */
+  lua_State *spare; /* a coroutine that has returned, for the next task; NULL = none */
+  int spare_ref;
   unsigned depth;            /* nesting of vm_callback */
   uv_idle_t more;            /* active while tasks are ready: keeps the loop from sleeping */
   int hopes;                 /* registry reference of the table of hopes */
@@ -67,6 +69,9 @@ bool vm_task_raise(vm_state *S, vm_task *task, const char *text); /* a parked ta
 void *vm_sentinel(void); /* what a suspending task yields */
 
 int vm_task_failed(lua_State *L);
+/* Runs the function and n arguments on top of L as a task of its own, at once, until it ends or first suspends: pushes
+ * true if it has ended. It must not raise. */
+int vm_task_run(lua_State *L, int nargs);
 
 /* builtin.c */
 void vm_builtin_open(lua_State *L); /* searchers, package.path, the coroutine library, preloads */

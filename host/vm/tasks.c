@@ -8,7 +8,7 @@
 
 static char sentinel; /* its address is what a suspending task yields */
 
-static void task_free(vm_state *S, vm_task *task);
+static void task_free(vm_state *S, vm_task *task, bool reuse);
 
 void *vm_sentinel(void) { return &sentinel; }
 
@@ -75,23 +75,26 @@ static void raise_hook(lua_State *L, lua_Debug *ar) {
   lua_error(L);
 }
 
-static void task_resume(vm_state *S, vm_task *task) {
+/* Resumes a task; true if it has ended (its slot is free then). Whoever was current is current again. */
+static bool task_resume(vm_state *S, vm_task *task) {
   lua_State *co = task->co;
   int nargs = task->nargs;
+  vm_task *outer = S->current;
   task->nargs = 0;
   S->current = task;
   if (task->raise != NULL) lua_sethook(co, raise_hook, LUA_MASKCOUNT, 1);
   int status = lua_resume(co, nargs);
-  S->current = NULL;
+  S->current = outer;
   if (status == LUA_YIELD) {
     bool suspended = lua_gettop(co) == 1 && lua_touserdata(co, 1) == &sentinel;
     lua_settop(co, 0);
-    if (suspended) return;
+    if (suspended) return false;
     lua_pushliteral(co, "coroutine.yield outside of a coroutine: only the function of coroutine.create or wrap can "
                         "yield");
   }
   if (status != 0) vm_report(S, lua_tostring(co, -1) != NULL ? lua_tostring(co, -1) : "error without a text");
-  task_free(S, task);
+  task_free(S, task, status == 0);
+  return true;
 }
 
 void vm_tasks_run_ready(vm_state *S) {
@@ -118,19 +121,38 @@ int vm_task_failed(lua_State *L) {
   return 0;
 }
 
-vm_task *vm_task_spawn(vm_state *S, int nargs) {
+/* A task for the function and n arguments on top of L, moved to its coroutine; the guard runs it if asked for. */
+static vm_task *task_new(vm_state *S, lua_State *L, int nargs, bool guarded) {
   vm_task *task = slot_new(S);
   if (task == NULL) return NULL;
-  lua_State *L = S->L;
-  task->co = lua_newthread(L);
-  task->ref = luaL_ref(L, LUA_REGISTRYINDEX);
-  lua_rawgeti(task->co, LUA_REGISTRYINDEX, S->guard);
+  if (S->spare != NULL) {
+    task->co = S->spare;
+    task->ref = S->spare_ref;
+    S->spare = NULL;
+  } else {
+    task->co = lua_newthread(L);
+    task->ref = luaL_ref(L, LUA_REGISTRYINDEX);
+  }
+  if (guarded) lua_rawgeti(task->co, LUA_REGISTRYINDEX, S->guard);
   lua_xmove(L, task->co, nargs + 1);
-  task->nargs = nargs + 1;
+  task->nargs = nargs + (guarded ? 1 : 0);
   task->parked = false;
   S->task_count++;
-  make_ready(S, task);
   return task;
+}
+
+vm_task *vm_task_spawn(vm_state *S, int nargs) {
+  vm_task *task = task_new(S, S->L, nargs, true);
+  if (task != NULL) make_ready(S, task);
+  return task;
+}
+
+int vm_task_run(lua_State *L, int nargs) {
+  vm_state *S = vm_of(L);
+  vm_task *task = task_new(S, L, nargs, false);
+  if (task == NULL) return luaL_error(L, "too many tasks, or out of memory");
+  lua_pushboolean(L, task_resume(S, task));
+  return 1;
 }
 
 static void timer_stop(vm_task *task) {
@@ -147,12 +169,19 @@ static void hope_drop(vm_state *S, vm_task *task) {
   lua_pop(S->L, 1);
 }
 
-static void task_free(vm_state *S, vm_task *task) {
+/* With reuse, the coroutine has returned and can run another function: kept for the next task. */
+static void task_free(vm_state *S, vm_task *task, bool reuse) {
   timer_stop(task);
   hope_drop(S, task);
   free((void *)task->raise);
   task->raise = NULL;
-  luaL_unref(S->L, LUA_REGISTRYINDEX, task->ref);
+  if (reuse && S->spare == NULL) {
+    lua_settop(task->co, 0);
+    S->spare = task->co;
+    S->spare_ref = task->ref;
+  } else {
+    luaL_unref(S->L, LUA_REGISTRYINDEX, task->ref);
+  }
   task->co = NULL;
   task->parked = false;
   task->ready = S->free;
@@ -185,8 +214,9 @@ static void on_timeout(uv_timer_t *timer) {
   hope_drop(S, task);
   lua_pushboolean(task->co, 0);
   task->nargs = 1;
+  /* Not run from here: a task that sleeps 0 would start a timer that libuv fires in the same sweep, for ever. The idle
+   * handle runs it right after this sweep. */
   make_ready(S, task);
-  vm_tasks_run_ready(S);
 }
 
 static void timer_start(vm_state *S, vm_task *task, double seconds) {

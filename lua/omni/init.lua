@@ -6,13 +6,14 @@ local native = require "omni.native.sched"
 ---@field shm omni.shmlib
 ---@field chunks omni.chunkslib
 ---@field json omni.jsonlib
+---@field router omni.routerlib
 ---@field log omni.loglib
 ---@field metrics omni.metricslib
 ---@field testing omni.testinglib
 local omni = {}
 
 local MODULES = {
-  check = true, chunks = true, json = true, log = true, metrics = true, shm = true, sink = true, testing = true,
+  check = true, chunks = true, json = true, log = true, metrics = true, router = true, shm = true, sink = true, testing = true,
 }
 
 --- Seconds on a clock that only goes forward.

@@ -1,0 +1,64 @@
+/*
+ * Router: results that come back over a shared channel find who waits for them.
+ *
+ *   caller:    1 register (before the request leaves)  2 send  3 done? take : asleep, suspend  4 unregister
+ *   deliverer: 1 take the waiter out of the table, under the lock  2 write the result, state = done  3 asleep? ring
+ * A key has at most one live waiter; whoever takes it out of the table owes it the one result, so nobody else can. The
+ * waiter is referenced by table and caller, so neither pulls it from under the other.
+ */
+#ifndef OMNI_CORE_ROUTER_H
+#define OMNI_CORE_ROUTER_H
+
+#include "blob.h"
+#include "err.h"
+#include "inbox.h"
+
+typedef struct omni_router omni_router;
+typedef struct omni_waiter omni_waiter;
+
+typedef struct omni_router_stats {
+  uint64_t registered;   /* waiters made */
+  uint64_t delivered;    /* results and errors that found one */
+  uint64_t late_results; /* that found none */
+  uint64_t waiting;      /* live now */
+} omni_router_stats;
+
+/* NULL when out of memory. One reference. */
+omni_router *omni_router_new(void);
+omni_router *omni_router_ref(omni_router *router);
+void omni_router_unref(omni_router *router);
+/* References beside this one. */
+unsigned omni_router_others(omni_router *router);
+
+/* A waiter for a key (compared as bytes); its result will ring `inbox`. EEXIST: the key has a live one. ECANCELED:
+ * fail_all has latched, see omni_router_fatal. ENOMEM. The caller gets one reference. Any thread. */
+omni_err omni_router_register(omni_router *router, const void *key, size_t len, omni_inbox *inbox,
+                              omni_waiter **waiter);
+
+/* Hands a result (or, with failed, an error) to the key's waiter; takes over the reference of result if true. False and
+ * late_results + 1 where nobody waits. Any thread, never waits. */
+bool omni_router_deliver(omni_router *router, const void *key, size_t len, omni_blob *result, bool failed);
+
+/* Takes this waiter, and only this one, out of the table; false if it is not in it. */
+bool omni_router_unregister(omni_router *router, omni_waiter *waiter);
+
+/* Every waiter fails with this error now (each its own reference), and so does every later register. The first error
+ * stays. */
+void omni_router_fail_all(omni_router *router, omni_blob *error);
+
+/* The latched error with a reference for the caller, or NULL. */
+omni_blob *omni_router_fatal(omni_router *router);
+
+void omni_router_read_stats(omni_router *router, omni_router_stats *stats);
+
+/* ---- waiters: the caller's side; its own thread only ---- */
+
+void omni_waiter_unref(omni_waiter *waiter);
+
+/* About to suspend: true, and woken(arg, token) will run once on the inbox's loop; false: the result is there. */
+bool omni_waiter_sleep(omni_waiter *waiter, void (*woken)(void *arg, uint64_t token), void *arg, uint64_t token);
+
+/* Whether the result is there; *result stays the waiter's. */
+bool omni_waiter_result(omni_waiter *waiter, omni_blob **result, bool *failed);
+
+#endif

@@ -1,0 +1,223 @@
+/* omni.native.router: the steps of a router; lua/omni/router.lua has the call that suspends. */
+#include "core/router.h"
+
+#include "lib/modules.h"
+#include "vm/vm.h"
+
+#include <math.h>
+#include <string.h>
+
+#define KEY_MAX 512 /* bytes of an encoded key */
+#define KEY_DEPTH 8 /* nesting of arrays in a key */
+
+static const vm_class router_class, waiter_class;
+
+static omni_router *check_router(lua_State *L) { return vm_object_check(L, 1, &router_class); }
+
+/* ---- keys: strings, numbers and arrays of these, as bytes that are equal when the keys are ---- */
+
+typedef struct key_bytes {
+  size_t len;
+  unsigned char data[KEY_MAX];
+} key_bytes;
+
+static void add(lua_State *L, key_bytes *key, const void *data, size_t len) {
+  if (len > sizeof key->data - key->len) vm_misuse(L, "router: a key takes at most %d bytes", KEY_MAX);
+  memcpy(key->data + key->len, data, len);
+  key->len += len;
+}
+
+/* A type byte, then what makes equal values equal bytes: the type keeps 1 and "1" apart. */
+static void add_value(lua_State *L, key_bytes *key, int idx, int depth) {
+  if (lua_type(L, idx) == LUA_TSTRING) {
+    size_t len;
+    const char *text = lua_tolstring(L, idx, &len);
+    add(L, key, "s", 1);
+    add(L, key, &len, sizeof len);
+    add(L, key, text, len);
+  } else if (lua_type(L, idx) == LUA_TNUMBER) {
+    lua_Number number = lua_tonumber(L, idx) + 0.0; /* -0 becomes 0 */
+    if (isnan(number)) vm_misuse(L, "router: nan equals nothing and is no key");
+    add(L, key, "n", 1);
+    add(L, key, &number, sizeof number);
+  } else if (lua_type(L, idx) == LUA_TTABLE && depth < KEY_DEPTH) {
+    size_t n = lua_objlen(L, idx);
+    if (n == 0) vm_misuse(L, "router: an empty table is no key");
+    add(L, key, "a", 1);
+    add(L, key, &n, sizeof n);
+    for (size_t i = 1; i <= n; i++) {
+      lua_rawgeti(L, idx, (int)i);
+      add_value(L, key, lua_gettop(L), depth + 1);
+      lua_pop(L, 1);
+    }
+  } else {
+    vm_misuse(L, "router: a key is a string, a number or an array of these, not a %s", luaL_typename(L, idx));
+  }
+}
+
+static void read_key(lua_State *L, int idx, key_bytes *key) {
+  key->len = 0;
+  add_value(L, key, idx, 0);
+}
+
+/* ---- the router ---- */
+
+static int router_new(lua_State *L) {
+  omni_router *router = omni_router_new();
+  if (router == NULL) return luaL_error(L, "out of memory");
+  vm_handle_push(L, &router_class, router);
+  return 1;
+}
+
+/* Leaving a waiter in the table would fail the next call of its key. The router is kept by the waiter's handle. */
+static void release_waiter(vm_handle *handle) {
+  omni_router_unregister(handle->extra, handle->object);
+  omni_router_unref(handle->extra);
+  handle->extra = NULL;
+}
+
+/* register(key) -> waiter | nil, error, code */
+static int router_register(lua_State *L) {
+  omni_router *router = check_router(L);
+  key_bytes key;
+  read_key(L, 2, &key);
+  omni_waiter *waiter = NULL;
+  omni_err err = omni_router_register(router, key.data, key.len, vm_inbox(vm_of(L)), &waiter);
+  if (err == OMNI_OK) {
+    vm_handle *handle = vm_handle_push(L, &waiter_class, waiter);
+    handle->extra = omni_router_ref(router);
+    handle->release = release_waiter;
+    return 1;
+  }
+  if (err == OMNI_EEXIST) return vm_fail(L, err, "somebody waits for this key already");
+  if (err != OMNI_ECANCELED) return vm_fail(L, err, NULL);
+  omni_blob *fatal = omni_router_fatal(router);
+  lua_pushnil(L);
+  lua_pushlstring(L, (const char *)fatal->data, fatal->len);
+  omni_blob_unref(fatal);
+  return 2;
+}
+
+static int deliver(lua_State *L, bool failed) {
+  omni_router *router = check_router(L);
+  key_bytes key;
+  read_key(L, 2, &key);
+  lua_settop(L, 3);
+  omni_blob *blob = vm_encode(L, 3);
+  if (blob == NULL) return vm_misuse(L, "router:deliver cannot carry this value: %s", lua_tostring(L, -1));
+  bool found = omni_router_deliver(router, key.data, key.len, blob, failed);
+  if (!found) omni_blob_unref(blob);
+  lua_pushboolean(L, found);
+  return 1;
+}
+
+/* deliver(key, value) -> boolean: false, and late_results + 1, where nobody waits. */
+static int router_deliver(lua_State *L) { return deliver(L, false); }
+
+/* _fail(key, text) -> boolean */
+static int router_fail(lua_State *L) { return deliver(L, true); }
+
+/* _fail_all(text) */
+static int router_fail_all(lua_State *L) {
+  omni_router *router = check_router(L);
+  luaL_checkstring(L, 2);
+  omni_blob *error = vm_encode(L, 2);
+  if (error == NULL) return luaL_error(L, "out of memory");
+  omni_router_fail_all(router, error);
+  omni_blob_unref(error);
+  return 0;
+}
+
+/* unregister(key, waiter) -> boolean: true if it was this waiter that stood for the key. */
+static int router_unregister(lua_State *L) {
+  omni_router *router = check_router(L);
+  vm_handle *handle = vm_handle_check(L, 3, &waiter_class);
+  lua_pushboolean(L,
+                  handle->object != NULL && handle->extra == router && omni_router_unregister(router, handle->object));
+  return 1;
+}
+
+static int router_stats(lua_State *L) {
+  omni_router_stats stats;
+  omni_router_read_stats(check_router(L), &stats);
+  lua_createtable(L, 0, 4);
+#define FIELD(name) (lua_pushnumber(L, (lua_Number)stats.name), lua_setfield(L, -2, #name))
+  FIELD(registered), FIELD(delivered), FIELD(late_results), FIELD(waiting);
+#undef FIELD
+  return 1;
+}
+
+/* ---- waiters ---- */
+
+/* _take() -> nil | true, value | false, error text */
+static int waiter_take(lua_State *L) {
+  omni_blob *result = NULL;
+  bool failed = false;
+  if (!omni_waiter_result(vm_object_check(L, 1, &waiter_class), &result, &failed)) return 0;
+  lua_pushboolean(L, !failed);
+  vm_decode(L, result);
+  return 2;
+}
+
+static void on_woken(void *arg, uint64_t token) { vm_unpark(arg, token); }
+
+/* _wait(timeout | -1): true when woken or when there is nothing to wait for, false on timeout. */
+static int waiter_wait(lua_State *L) {
+  omni_waiter *waiter = vm_object_check(L, 1, &waiter_class);
+  double timeout = luaL_checknumber(L, 2);
+  vm_state *S = vm_of(L);
+  if (!omni_waiter_sleep(waiter, on_woken, S, vm_ticket_next(L, "router:call"))) {
+    lua_pushboolean(L, 1);
+    return 1;
+  }
+  return vm_park(L, "router:call", timeout, 1);
+}
+
+/* __hope: somebody outside of this state holds the router. The waiter's own reference is one of those counted. */
+static int waiter_hope(lua_State *L) {
+  vm_handle *handle = vm_handle_check(L, 1, &waiter_class);
+  lua_pushboolean(L, handle->extra != NULL && omni_router_others(handle->extra) > 1);
+  return 1;
+}
+
+static void *ref_router(void *router) { return omni_router_ref(router); }
+static void unref_router(void *router) { omni_router_unref(router); }
+static void unref_waiter(void *waiter) { omni_waiter_unref(waiter); }
+
+/* _release(): out of the table, and no more. */
+static int waiter_release(lua_State *L) {
+  vm_handle_release(vm_handle_check(L, 1, &waiter_class));
+  return 0;
+}
+
+static const luaL_Reg router_methods[] = {{"register", router_register},
+                                          {"deliver", router_deliver},
+                                          {"unregister", router_unregister},
+                                          {"stats", router_stats},
+                                          {"_fail", router_fail},
+                                          {"_fail_all", router_fail_all},
+                                          {NULL, NULL}};
+static const luaL_Reg waiter_methods[] = {{"_take", waiter_take},
+                                          {"_wait", waiter_wait},
+                                          {"_release", waiter_release},
+                                          {"__hope", waiter_hope},
+                                          {NULL, NULL}};
+
+static const vm_class router_class = {"omni.router", ref_router, unref_router, router_methods};
+static const vm_class waiter_class = {"omni.router.waiter", NULL, unref_waiter, waiter_methods};
+
+static void set_methods(lua_State *L, const vm_class *class, const char *name) {
+  vm_class_push(L, class);
+  lua_getfield(L, -1, "__index");
+  lua_setfield(L, -3, name);
+  lua_pop(L, 1);
+}
+
+int omni_open_router(lua_State *L) {
+  lua_newtable(L);
+  lua_pushcfunction(L, router_new);
+  lua_setfield(L, -2, "new");
+  set_methods(L, &router_class, "methods");
+  set_methods(L, &waiter_class, "waiter_methods");
+  return 1;
+}

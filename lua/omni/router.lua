@@ -1,0 +1,148 @@
+--- Router: remote calls over a shared channel. Results come back in any order, from any state or thread, and find who
+--- waits for them by key.
+local check = require "omni.check"
+local log = require "omni.log"
+local native = require "omni.native.router"
+local sched = require "omni.native.sched"
+
+local M = {}
+
+---@alias omni.RouterKey string|number|(string|number)[] compared by value
+
+---@class omni.RouterStats
+---@field registered integer waiters made
+---@field delivered integer results and errors that found one
+---@field late_results integer results and errors that found none
+---@field waiting integer live waiters
+
+---@class omni.Router
+---@field register fun(self: omni.Router, key: omni.RouterKey): omni.Waiter?, string?, string? nil, "EEXIST: …" for a live key
+---@field deliver fun(self: omni.Router, key: omni.RouterKey, value: any): boolean false: nobody waits, counted as late
+---@field unregister fun(self: omni.Router, key: omni.RouterKey, waiter: omni.Waiter): boolean only if it is that waiter
+---@field stats fun(self: omni.Router): omni.RouterStats
+local Router = native.methods
+
+---@class omni.Waiter
+local Waiter = native.waiter_methods
+
+-- What send raised, by waiter.
+local failures = setmetatable({}, { __mode = "k" })
+
+--- A router; it can be passed to threads.
+---@return omni.Router
+function M.new() return native.new() end
+
+-- A text with a code of ours keeps it; others are failures of Lua code.
+local function coded(text)
+  local code = text:match "^(E[A-Z0-9]+): "
+  if code then return text, code end
+  return "ERUN: " .. text, "ERUN"
+end
+
+local function error_text(err, where)
+  if type(err) ~= "string" then
+    check.misuse(("%s: the error must be a text such as \"ECODE: what happened\", not a %s"):format(where, type(err)))
+  end
+  return (coded(err))
+end
+
+--- Hands an error to who waits for the key.
+---@param key omni.RouterKey
+---@param err string "ECODE: what happened"
+---@return boolean found false: nobody waits, counted as late
+function Router:fail(key, err) return self:_fail(key, error_text(err, "router:fail")) end
+
+--- Everybody who waits fails with this error now, and everybody who comes later at once, without sending.
+---@param err string "ECODE: what happened"
+function Router:fail_all(err) self:_fail_all(error_text(err, "router:fail_all")) end
+
+--- Fails who waits and who comes with ECLOSED. Idempotent.
+function Router:close() self:_fail_all "ECLOSED: the router is closed" end
+
+-- `register` with the latched error's own code.
+local native_register = Router.register
+function Router:register(key)
+  local waiter, err, code = native_register(self, key)
+  if waiter then return waiter end
+  return nil, err, code or select(2, coded(err))
+end
+
+local function taken(ok, value)
+  if ok then return value end
+  return nil, coded(value)
+end
+
+--- Waits for the result.
+---@param timeout? number seconds
+---@return any value; or nil, "ECODE: …", "ECODE": the error that was delivered, or ETIMEDOUT
+function Waiter:wait(timeout)
+  local deadline = timeout and sched.now() + timeout
+  while true do
+    local ok, value = self:_take()
+    if ok ~= nil then return taken(ok, value) end
+    local left = deadline and math.max(0, deadline - sched.now()) or -1
+    if not self:_wait(left) then
+      ok, value = self:_take()
+      if ok ~= nil then return taken(ok, value) end
+      return nil, "ETIMEDOUT: no result before the deadline", "ETIMEDOUT"
+    end
+  end
+end
+
+local function show(key)
+  if type(key) ~= "table" then return tostring(key) end
+  local parts = {}
+  for i, part in ipairs(key) do parts[i] = show(part) end
+  return "{" .. table.concat(parts, ", ") .. "}"
+end
+
+-- Runs send as a task of its own, so that a send that suspends can be left behind.
+local function guard(call)
+  local ok, err = pcall(call.send)
+  call.sent = true
+  if ok then return end
+  if call.over then
+    log.warn("the send of a call that is over failed", { key = show(call.key), error = tostring(err) })
+    return
+  end
+  failures[call.waiter] = { err }
+  call.router:_fail(call.key, "ERUN: send failed")
+end
+
+local function finish(call, ...)
+  call.over = true
+  local failure = failures[call.waiter]
+  call.waiter:_release()
+  if failure then error(failure[1], 0) end
+  if not call.sent then
+    log.warn("a call is over and its send still runs; it is left behind", { key = show(call.key) })
+  end
+  return ...
+end
+
+--- Registers the key, sends, and waits for the result. One deadline covers both.
+---@param key omni.RouterKey
+---@param send fun() lets the request go; it may suspend. What it raises, call raises
+---@param timeout? number seconds
+---@return any value; or nil, "ECODE: …", "ECODE": a delivered error, EEXIST, ETIMEDOUT, or what fail_all latched
+function Router:call(key, send, timeout)
+  if type(send) ~= "function" then
+    check.misuse(("router:call: send must be a function, not a %s"):format(type(send)))
+  end
+  if timeout ~= nil and (type(timeout) ~= "number" or not (timeout >= 0)) then
+    check.misuse(("router:call: timeout must be seconds from 0 on, not %s"):format(tostring(timeout)))
+  end
+  local deadline = timeout and sched.now() + timeout
+  local waiter, err, code = self:register(key)
+  if not waiter then return nil, err, code end
+  local call = { router = self, key = key, send = send, waiter = waiter }
+  sched.run(guard, call)
+  local ok, value = waiter:_take()
+  if ok and call.sent then -- delivered inside of send
+    waiter:_release()
+    return value
+  end
+  return finish(call, waiter:wait(deadline and math.max(0, deadline - sched.now())))
+end
+
+return M
