@@ -56,8 +56,9 @@ static void call_once(caller *c, uint64_t key, unsigned patience) {
   if (!omni_waiter_sleep(waiter, on_woken, c, key)) {
     take(waiter, key);
   } else {
-    for (unsigned i = 0; i < patience && !c->woken; i++)
-      uv_run(&c->loop, UV_RUN_NOWAIT);
+    bool stays = patience % 2 == 0; /* half of the calls wait as long as it takes */
+    for (unsigned i = 0; (i < patience || stays) && !c->woken; i++)
+      uv_run(&c->loop, stays ? UV_RUN_ONCE : UV_RUN_NOWAIT);
     if (c->woken)
       take(waiter, key);
     else if (omni_router_unregister(c->router, waiter))
