@@ -6,18 +6,8 @@ local sched = require "omni.native.sched"
 
 local M = {}
 
+-- The methods written in C are described in lua/meta/chunks.lua.
 ---@class omni.Chunks
----@field save_async fun(self: omni.Chunks, req: string, value: any, is_final?: boolean): boolean?, string?, string? enqueues a snapshot of value as it is now
----@field cancel_sender fun(self: omni.Chunks, req: string) what is queued or comes later is dropped; the final goes out with nil data
----@field cleanup_sender fun(self: omni.Chunks, req: string): integer forgets the request, removes its unread chunks; how many
----@field load_async fun(self: omni.Chunks, req: string): boolean?, string?, string? receives the request from chunk 0 on; idempotent
----@field poll_ready fun(self: omni.Chunks): table<string, omni.Chunk[]> what came since the last call
----@field cleanup_receiver fun(self: omni.Chunks, req: string, discard?: boolean) nothing of this registration is delivered afterwards
----@field want fun(self: omni.Chunks, req: string, n?: integer) with a window: so many chunks are waited for, even if the prefetch is less
----@field consumed fun(self: omni.Chunks, req: string, n?: integer) with a window: so many polled chunks were used
----@field stop fun(self: omni.Chunks) ends both sides at once; idempotent
----@field close fun(self: omni.Chunks) the same
----@field stats fun(self: omni.Chunks): omni.ChunksStats
 local Chunks = native.methods
 
 ---@class omni.Chunk
@@ -65,7 +55,9 @@ local NEW = {
     end,
   },
 }
-local WAIT = { timeout = { type = { "number", "nil" }, check = function(n) return n >= 0, "must be seconds from 0 on" end } }
+local WAIT = {
+  timeout = { type = { "number", "nil" }, check = function(n) return n >= 0, "must be seconds from 0 on" end },
+}
 
 ---@class omni.chunks.options
 ---@field connector omni.Shm
