@@ -270,6 +270,7 @@ static omni_chunk *take_ready(omni_chunks *a, const char *req) {
       at = &chunk->next;
     }
   }
+  if (a->ready == NULL) a->notified = false; /* the consumer finds nothing and will not poll: the next one must ring */
   return out;
 }
 
