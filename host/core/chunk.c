@@ -167,7 +167,9 @@ bool omni_chunks_stopped(omni_chunks *a) {
 
 bool omni_chunks_hopeful(omni_chunks *a) {
   omni_mutex_lock(&a->lock);
-  bool hopeful = !a->stopped && (a->senders.count + a->regs.count > 0 || atomic_load(&a->handles) > 1);
+  bool working = !a->stopped && (a->senders.count + a->regs.count > 0 || atomic_load(&a->handles) > 1);
+  /* What was committed last may have ended the last registration, with its wake still on the way. */
+  bool hopeful = working || a->ready != NULL || atomic_load(&a->event.queued);
   omni_mutex_unlock(&a->lock);
   return hopeful;
 }

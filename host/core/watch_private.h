@@ -41,6 +41,8 @@ typedef struct watch_state {
   omni_service service;
   omni_cond settled; /* a callback returned while a remove waited for it */
   int inotify, bell; /* -1: could not be had */
+  bool moved;        /* since the last wait a key went on to another name: something was taken */
+  unsigned streak;   /* waits in a row that were short and followed by that: a burst */
   bool asleep, rung; /* the thread is in ppoll, or about to be; its bell was rung since */
   watch_dir *dirs;   /* few: one per receiving replica that we read from or wait for */
   omni_table keys;   /* by directory and name */
