@@ -139,8 +139,10 @@ static void check_failed_get(uint64_t delivered) {
   if (last_err != OMNI_OK) {
     CHECK(delivered == NONE);
     CHECK(get() == 1);
-  } else
+  } else {
     CHECK(delivered == 1);
+    CHECK(get() == NONE);
+  }
   check_key_works(handle, 0);
   check_nothing_left();
 }
