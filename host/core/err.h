@@ -28,6 +28,8 @@
   X(EJSON, "not JSON")                                                                                                 \
   X(ECODEC, "the value cannot cross to another state")                                                                 \
   X(ERUN, "Lua code failed")                                                                                           \
+  X(ECALLS, "the budget of calls is used up")                                                                          \
+  X(EDEADLINE, "the run's time is over")                                                                               \
   X(ESYS, "a system call failed")
 
 typedef enum omni_err {
