@@ -1,6 +1,8 @@
 local json = require "omni.json"
 local omni = require "omni"
+local log = require "omni.log"
 local program = require "omni.program"
+local sys = require "omni.testing.sys"
 local uv = require "luv"
 
 -- A line of stages, from {name, definition} pairs; a string is the name of a module in spec/fixtures.
@@ -208,9 +210,10 @@ describe("a request that fails", function()
       assert.equal("ESTAGE", code)
       assert.truthy(err:find('stage "b" failed: ', 1, true))
       assert.truthy(err:find "trouble.lua:3: no idea what error is")
-      assert.truthy(request.traceback:find "^stack traceback:\n[^\n]*trouble.lua:3: in function .deep.\n[^\n]*trouble.lua:9: ")
+      local frames = "^stack traceback:\n[^\n]*trouble.lua:3: in function 'deep'\n[^\n]*trouble.lua:9: "
+      assert.truthy(request.traceback:find(frames))
       assert.truthy(failure_of(app:submit { data = "table" }):find "told by a table")
-      assert.truthy(failure_of(app:submit { data = "function" }):find "trouble.lua:15: .*cannot carry")
+      assert.truthy(failure_of(app:submit { data = "function" }):find "trouble.lua:%d+: .*cannot carry")
       assert.same({ "fine" }, data_of(app:submit { data = "fine" }))
     end)
   end)
@@ -278,6 +281,27 @@ describe("a request that fails", function()
     with_app({ { "a", "trouble" } }, function(app)
       local left = data_of(app:submit { data = "remaining", deadline = 50 })[1]
       assert.is_true(left > 40 and left <= 50)
+    end)
+  end)
+
+  it("fails when its stage breaks the control protocol, which is shown with the line", function()
+    with_app({ { "a", "trouble" }, { "b", "pass" } }, function(app)
+      local err, code = failure_of(app:submit { data = "garbage" })
+      assert.equal("EWORKER", code)
+      assert.truthy(err:find('stage "a" was killed after EPROTOCOL: not a control message', 1, true))
+      assert.truthy(err:find(": no json", 1, true))
+    end)
+  end)
+
+  it("fails with the reason when shared memory is full, and the stage goes on", function()
+    if not sys.enabled then return pending "this build has no hooks" end
+    local full = { module = "spec.fixtures.words", env = { OMNI_SYS_RULES = "PWRITEV,,0,inf,fail,ENOSPC,before" } }
+    with_app({ { "a", full }, { "b", "pass" } }, function(app)
+      for _ = 1, 2 do
+        local err = failure_of(app:submit { data = "x y" })
+        assert.truthy(err:find('stage "a" failed: ', 1, true))
+        assert.truthy(err:lower():find("space", 1, true))
+      end
     end)
   end)
 
@@ -373,11 +397,28 @@ describe("a pipeline's start", function()
     assert.truthy(err:find('stage "slow" was not ready within 0.1 s', 1, true))
   end)
 
-  it("gives stages their environment and working directory", function()
-    local show = filter { command = { "sh", "-c", 'echo "$COLOUR in $PWD"' } }
-    show.env, show.cwd = { COLOUR = "green" }, "/tmp"
+  it("gives stages their environment, working directory and processors", function()
+    local show = filter { command = { "sh", "-c", 'echo "$COLOUR in $PWD on $(nproc)"' } }
+    show.env, show.cwd, show.cpus = { COLOUR = "green" }, "/tmp", 0
     with_app({ { "show", show } }, function(app)
-      assert.same({ "green in /tmp\n" }, data_of(app:submit { data = "" }))
+      assert.same({ "green in /tmp on 1\n" }, data_of(app:submit { data = "" }))
+    end)
+  end)
+
+  it("brings what stages log and print into the host's log, with the stage's name", function()
+    local warner = filter { command = { "sh", "-c", "cat; echo careful >&2" } }
+    with_app({ { "a", "trouble" }, { "b", warner } }, function(app)
+      log.capture()
+      local ok, err = pcall(data_of, app:submit { data = "log" })
+      app:stop()
+      local seen = {}
+      for _, record in ipairs(log.release()) do seen[record.msg] = record end
+      assert(ok, err)
+      assert.equal("error", seen["told by the stage"].level)
+      assert.equal("red", seen["told by the stage"].colour)
+      assert.equal("a", seen["told by the stage"].stage)
+      assert.equal("b", seen.careful.stage)
+      assert.equal("stderr", seen.careful.stream)
     end)
   end)
 end)

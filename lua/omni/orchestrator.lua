@@ -16,6 +16,8 @@ local uv = require "luv"
 local wire = require "omni.wire"
 
 local HOST = require("omni.pipeline").HOST
+local SHM = "/dev/shm"
+local LITTLE_SPACE = 32 * 2 ^ 20 -- bytes free at start below which a warning is due
 local STOP_GRACE = 2 -- seconds a worker may take to end after `stop`
 local ABORT_GRACE = 1 -- seconds the stages may take to let go of a request before the user is told that they did not
 
@@ -317,11 +319,19 @@ function Orchestrator:init_message(stage)
   }
 end
 
+local function warn_of_little_space()
+  local free = host.free_space(SHM)
+  if free and free < LITTLE_SPACE then
+    log.warn("little free space in shared memory: chunks may find no room", { dir = SHM, free_mib = free / 2 ^ 20 })
+  end
+end
+
 local function open_namespace(self)
   owner.sweep_dead()
+  warn_of_little_space()
   local namespace, fd = owner.create()
   if not namespace then return nil, fd end
-  self.namespace, self.owner_fd, self.dir = namespace, fd, ("/dev/shm/%s.d"):format(namespace)
+  self.namespace, self.owner_fd, self.dir = namespace, fd, ("%s/%s.d"):format(SHM, namespace)
   owner.note_namespace(namespace, true)
   for _, definition in ipairs(self.topology.stages) do
     assert(uv.fs_mkdir(("%s/%s.0"):format(self.dir, definition.name), tonumber("700", 8)))

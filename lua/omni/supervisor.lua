@@ -2,6 +2,7 @@
 -- group. Runs on the orchestrator's loop; only `wait` suspends. Restarts belong here: whoever starts a worker
 -- again calls `spawn` with the same options.
 
+local json = require "omni.json"
 local log = require "omni.log"
 local owner = require "omni.native.owner"
 local sched = require "omni.native.sched"
@@ -10,6 +11,7 @@ local wire = require "omni.wire"
 
 local supervisor = {}
 
+local LEVELS = { debug = true, info = true, warn = true, error = true }
 local TAIL = 4096 -- bytes of stderr that are kept for the report of a death
 local TAIL_WAIT = 100 -- ms that the tail is waited for after the exit: a grandchild may hold the pipe open for ever
 
@@ -54,11 +56,20 @@ function supervisor.trampoline(command, same_group)
   return args
 end
 
+-- A line of the worker's own log keeps its level and fields; anything else is a message.
+local function relog(worker, line, level, stream)
+  local fields = line:sub(1, 6) == '{"ts":' and json.decode(line)
+  if type(fields) ~= "table" or not LEVELS[fields.level] then
+    return log[level](line, { stage = worker.stage, pid = worker.pid, stream = stream })
+  end
+  local message, own = fields.msg, fields.level
+  fields.ts, fields.msg, fields.level, fields.stage, fields.pid = nil, nil, nil, worker.stage, worker.pid
+  log[own](message, fields)
+end
+
 -- Reads a pipe line by line into the log, keeping the tail of what came.
 local function pipe_to_log(worker, pipe, level, stream)
-  local feed = wire.lines(function(line)
-    log[level](line, { stage = worker.stage, pid = worker.pid, stream = stream })
-  end)
+  local feed = wire.lines(function(line) relog(worker, line, level, stream) end)
   pipe:read_start(function(_, bytes)
     if bytes and stream == "stderr" then worker.tail = (worker.tail .. bytes):sub(-TAIL) end
     feed(bytes)
