@@ -7,13 +7,15 @@
 
 struct omni_inbox {
   atomic_uint refs; /* the consumer's, each poster's, and one of the bell's handle until it is closed */
-  uv_async_t bell;
+  int fd;           /* an eventfd: what rings the bell. uv_async_t would do, but where poster and loop share a CPU its
+                       handshake makes the woken spin until the poster runs again */
+  uv_poll_t bell;
   omni_mutex mutex;           /* protects what follows; never held while a callback runs */
   omni_cond quiet;            /* signalled when ringing falls to 0 on a closed inbox */
   omni_event *head, *tail;    /* queued, oldest first */
   bool rung;                  /* a doorbell is on its way for what is queued */
   bool closed;                /* no post and no ring from now on */
-  unsigned ringing;           /* posters inside uv_async_send */
+  unsigned ringing;           /* posters that write to fd */
   atomic_uint_fast64_t bells; /* rings so far */
   void (*after)(void *);
   void *arg;
@@ -41,8 +43,11 @@ static void deliver_batch(omni_inbox *inbox) {
   }
 }
 
-static void on_bell(uv_async_t *bell) {
+static void on_bell(uv_poll_t *bell, int status, int events) {
+  (void)status, (void)events;
   omni_inbox *inbox = bell->data;
+  uint64_t rings;
+  (void)!omni_sys_read(inbox->fd, &rings, sizeof rings); /* before the swap: whoever posts after it rings again */
   /* Two batches and out: draining until empty would let events that post themselves starve timers. */
   deliver_batch(inbox);
   deliver_batch(inbox);
@@ -52,10 +57,10 @@ static void on_bell(uv_async_t *bell) {
 omni_inbox *omni_inbox_new(uv_loop_t *loop, void (*after)(void *), void *arg) {
   omni_inbox *inbox = calloc(1, sizeof *inbox);
   if (inbox == NULL) return NULL;
-  if (uv_async_init(loop, &inbox->bell, on_bell) != 0) {
-    free(inbox);
-    return NULL;
-  }
+  inbox->fd = omni_sys_eventfd();
+  if (inbox->fd < 0) goto fail_fd;
+  if (uv_poll_init(loop, &inbox->bell, inbox->fd) != 0) goto fail_poll;
+  uv_poll_start(&inbox->bell, UV_READABLE, on_bell);
   inbox->bell.data = inbox;
   uv_unref((uv_handle_t *)&inbox->bell);
   atomic_init(&inbox->refs, 2);
@@ -65,6 +70,11 @@ omni_inbox *omni_inbox_new(uv_loop_t *loop, void (*after)(void *), void *arg) {
   inbox->after = after;
   inbox->arg = arg;
   return inbox;
+fail_poll:
+  omni_sys_close(inbox->fd);
+fail_fd:
+  free(inbox);
+  return NULL;
 }
 
 omni_inbox *omni_inbox_ref(omni_inbox *inbox) {
@@ -108,8 +118,9 @@ omni_posted omni_inbox_post(omni_inbox *inbox, omni_event *event) {
   }
   if (ring) {
     /* Outside the lock: a wake across CPUs costs the waker 12 us, and the woken would run into it. close() waits for
-     * `ringing`, because uv_async_send on a closed handle aborts or writes into a stranger's descriptor. */
-    uv_async_send(&inbox->bell);
+     * `ringing`, because a write to a closed descriptor may go to a stranger's. */
+    uint64_t one = 1;
+    (void)!omni_sys_write(inbox->fd, &one, sizeof one);
     atomic_fetch_add_explicit(&inbox->bells, 1, memory_order_relaxed);
     omni_mutex_lock(&inbox->mutex);
     if (--inbox->ringing == 0 && inbox->closed) omni_cond_signal(&inbox->quiet);
@@ -118,7 +129,11 @@ omni_posted omni_inbox_post(omni_inbox *inbox, omni_event *event) {
   return OMNI_POSTED;
 }
 
-static void on_closed(uv_handle_t *handle) { omni_inbox_unref(handle->data); }
+static void on_closed(uv_handle_t *handle) {
+  omni_inbox *inbox = handle->data;
+  omni_sys_close(inbox->fd);
+  omni_inbox_unref(inbox);
+}
 
 void omni_inbox_close(omni_inbox *inbox) {
   omni_mutex_lock(&inbox->mutex);

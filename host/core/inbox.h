@@ -1,5 +1,5 @@
 /*
- * The one way in which a thread wakes another's loop: a multi-producer inbox with one uv_async_t.
+ * The one way in which a thread wakes another's loop: a multi-producer inbox with one bell.
  *
  * Invariant: an event that is queued is delivered on the loop's thread, or dropped when the inbox closes; exactly one
  * of the two. At most one doorbell is rung per wake cycle.
