@@ -182,6 +182,16 @@ describe("omnihost", function()
     assert.is_true(p.code == 130 or p.signal == 2)
   end)
 
+  it("leaves the programs that a script starts their own signals", function()
+    local p = run.code [[
+      for _, signal in ipairs { "INT", "TERM", "PIPE" } do
+        io.write(io.popen("sh -c 'kill -" .. signal .. " $$; echo survived'", "re"):read "*a")
+      end
+      print "end"
+    ]]
+    assert.equal("end\n", p.stdout)
+  end)
+
   it("hides what would crash or block the host's loop", function()
     for _, name in ipairs { "run", "walk", "loop_close", "new_thread", "new_work", "queue_work", "new_async" } do
       assert.is_nil(uv[name])

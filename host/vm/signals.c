@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/signalfd.h>
 
 static const struct timespec GRACE = {1, 0}; /* what the second signal leaves for unwinding */
 
@@ -15,31 +14,37 @@ static char handler_key; /* registry key of the Lua handler */
 static struct {
   omni_thread thread;
   bool running;
-  int signals, stop; /* signalfd; eventfd that ends the thread */
-  vm_state *state;   /* read on its own loop's thread only */
+  int pipe[2];     /* the handler writes a byte a signal into it; 0 ends the thread */
+  vm_state *state; /* read on its own loop's thread only */
   omni_inbox *inbox;
   omni_event event;
   atomic_int count, last;
   int delivered; /* signals the state was told of; its thread only */
 } self;
 
-static void watched(sigset_t *set) {
-  sigemptyset(set);
-  sigaddset(set, SIGINT);
-  sigaddset(set, SIGTERM);
+/* Handlers, not a blocked mask and not SIG_IGN: programs that a script starts (io.popen too) inherit those two, but get
+ * the default effect in place of a handler. */
+static void on_sigpipe(int sig) { (void)sig; }
+
+static void on_signal_sent(int sig) {
+  int saved = errno;
+  char byte = (char)sig;
+  ssize_t n = write(self.pipe[1], &byte, 1);
+  (void)n;
+  errno = saved;
+}
+
+static void set_handler(int sig, void (*handler)(int)) {
+  struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+  sigemptyset(&action.sa_mask);
+  sigaction(sig, &action, NULL);
 }
 
 void vm_signals_prepare(void) {
-  sigset_t set;
-  watched(&set);
-  pthread_sigmask(SIG_SETMASK, &set, NULL);
-  signal(SIGPIPE, SIG_IGN); /* a write to a dead worker's socket must not end the host */
-}
-
-void vm_signals_default(void) {
-  sigset_t set;
-  sigemptyset(&set);
-  pthread_sigmask(SIG_SETMASK, &set, NULL);
+  sigset_t none;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, NULL); /* a blocked SIGCHLD would hide every exit */
+  set_handler(SIGPIPE, on_sigpipe);          /* a write to a dead worker's socket must not end the host */
 }
 
 static void call_handler(vm_state *S, int sig, int count) {
@@ -66,11 +71,7 @@ static void on_signal(omni_event *event) {
 static void on_dropped(omni_event *event) { (void)event; }
 
 static void default_effect(int sig) {
-  signal(sig, SIG_DFL);
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, sig);
-  pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+  set_handler(sig, SIG_DFL);
   raise(sig);
 }
 
@@ -82,31 +83,32 @@ static void give_up(int sig) {
 
 static void *signal_main(void *arg) {
   (void)arg;
-  struct pollfd fds[2] = {{self.signals, POLLIN, 0}, {self.stop, POLLIN, 0}};
+  sigset_t none;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, NULL); /* so that the third one, raised here, has its effect */
+  struct pollfd fd = {self.pipe[0], POLLIN, 0};
   for (;;) {
-    int count = atomic_load(&self.count);
-    int ready = omni_sys_ppoll(fds, 2, count >= 2 ? &GRACE : NULL);
-    if (fds[1].revents != 0) return NULL;
+    int ready = omni_sys_ppoll(&fd, 1, atomic_load(&self.count) >= 2 ? &GRACE : NULL);
     if (ready == 0) give_up(atomic_load(&self.last));
-    struct signalfd_siginfo info;
-    if (ready < 0 || omni_sys_read(self.signals, &info, sizeof info) != (ssize_t)sizeof info) continue;
-    atomic_store(&self.last, (int)info.ssi_signo);
-    if (atomic_fetch_add(&self.count, 1) + 1 >= 3) default_effect((int)info.ssi_signo);
+    char sig;
+    if (ready < 0 || omni_sys_read(self.pipe[0], &sig, 1) != 1) continue;
+    if (sig == 0) return NULL;
+    atomic_store(&self.last, sig);
+    if (atomic_fetch_add(&self.count, 1) + 1 >= 3) default_effect(sig);
     omni_inbox_post(self.inbox, &self.event);
   }
 }
 
 bool vm_signals_start(vm_state *S) {
-  sigset_t set;
-  watched(&set);
-  self.signals = signalfd(-1, &set, SFD_CLOEXEC);
-  self.stop = omni_sys_eventfd();
+  if (pipe2(self.pipe, O_CLOEXEC) != 0) return false;
   self.state = S;
   self.inbox = omni_inbox_ref(vm_inbox(S));
   omni_event_init(&self.event, on_signal, on_dropped);
-  self.running =
-      self.signals >= 0 && self.stop >= 0 && omni_thread_start(&self.thread, "signals", signal_main, NULL) == 0;
-  return self.running;
+  self.running = omni_thread_start(&self.thread, "signals", signal_main, NULL) == 0;
+  if (!self.running) return false;
+  set_handler(SIGINT, on_signal_sent);
+  set_handler(SIGTERM, on_signal_sent);
+  return true;
 }
 
 void vm_signals_handler(lua_State *L) {
@@ -117,10 +119,12 @@ void vm_signals_handler(lua_State *L) {
 
 void vm_signals_stop(void) {
   if (!self.running) return;
-  uint64_t one = 1;
-  if (omni_sys_write(self.stop, &one, sizeof one) == (ssize_t)sizeof one) omni_thread_join(self.thread);
-  omni_sys_close(self.signals);
-  omni_sys_close(self.stop);
-  omni_inbox_unref(self.inbox);
   self.running = false;
+  set_handler(SIGINT, SIG_DFL);
+  set_handler(SIGTERM, SIG_DFL);
+  char end = 0;
+  if (omni_sys_write(self.pipe[1], &end, 1) == 1) omni_thread_join(self.thread);
+  omni_sys_close(self.pipe[0]);
+  omni_sys_close(self.pipe[1]);
+  omni_inbox_unref(self.inbox);
 }

@@ -7,11 +7,8 @@
 
 #include "vm/vm.h"
 
-/* Before any thread: SIGINT and SIGTERM are blocked, the inherited mask is emptied, SIGPIPE is ignored. */
+/* Before any thread: the inherited mask is emptied and SIGPIPE has no effect here; children get both defaults. */
 void vm_signals_prepare(void);
-
-/* In processes that leave the signals to their default effect (workers, children): unblocks them. */
-void vm_signals_default(void);
 
 /* Starts the thread; signals are delivered to this state. Without a handler the first one ends the run with
  * 128 + signal. */
