@@ -1,4 +1,5 @@
 /* Process entry: what must happen before any state exists, then the command line in Lua. */
+#include "core/chunk.h"
 #include "core/owner.h"
 #include "lib/host.h"
 #include "vm/signals.h"
@@ -33,8 +34,9 @@ static int child_main(int argc, char **argv) {
   /* The signal never comes if the parent died before it was asked for. */
   if (getppid() != parent) _exit(137);
   close_range(same_group ? 3 : 5, ~0U, 0);
-  vm_signals_default();
-  signal(SIGPIPE, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
   execvp(command[0], command);
   fprintf(stderr, "omnihost: cannot run %s: %s\n", command[0], strerror(errno));
   return errno == ENOENT ? 127 : 126;
@@ -75,7 +77,6 @@ int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "--child") == 0) return child_main(argc, argv);
   bool worker = argc > 1 && strcmp(argv[1], "--worker") == 0;
   vm_signals_prepare();
-  if (worker) vm_signals_default();
   ssize_t n = readlink("/proc/self/exe", exe_path, sizeof exe_path - 1);
   if (n > 0) vm_conf.exe = exe_path;
   vm_conf.lua_root = getenv("OMNIHOST_LUA");
@@ -87,6 +88,7 @@ int main(int argc, char **argv) {
   omni_host_stop_control();
   fflush(NULL);
   vm_state_close(S);
+  omni_chunks_join_threads();
   vm_signals_stop();
   omni_owner_emergency();
   return code;
