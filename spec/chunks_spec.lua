@@ -1,6 +1,7 @@
 local omni = require "omni"
 local chunks = require "omni.chunks"
 local sys = require "omni.testing.sys"
+local run = require "spec.support.run"
 local support = require "spec.support.chunk_adapters"
 
 local BUILD = "spec.support.chunk_build"
@@ -173,6 +174,30 @@ describe("chunk adapter", function()
       local items = rcv:poll_ready().r
       assert.equal(500, #items)
       for i, item in ipairs(items) do assert.equal(i, item.data) end
+    end)
+
+    it("is not taken for a script that waits for ever while the last chunk is on its way", function()
+      local script = [[
+        local omni = require "omni"
+        local conn = omni.shm.open { namespace = arg[1] }
+        local snd = omni.chunks.new { connector = conn, stage_id = "0" }
+        local rcv = omni.chunks.new { connector = conn, src_stage_id = "0" }
+        for i = 1, 300 do
+          rcv:load_async("r" .. i)
+          snd:save_async("r" .. i, i, true)
+          assert(rcv:wait())
+          assert(rcv:poll_ready()["r" .. i][1].data == i)
+        end
+        snd:stop()
+        rcv:load_async "never"
+        rcv:stop()
+        io.write(select(3, rcv:wait()), "\n")
+        conn:close()
+      ]]
+      local result = run.code(script, a.namespace)
+      assert.equal("", result.stderr)
+      assert.equal("ECLOSED\n", result.stdout)
+      assert.equal(0, result.code)
     end)
 
     it("times out as a whole and tells of its stop who waits", function()
