@@ -226,7 +226,18 @@ describe("chunk adapter", function()
       assert.equal(2, snd:cleanup_sender "r")
     end)
 
-    it("undoes a put that is under way when its request is cleaned up", function()
+    it("leaves nothing of a put that is under way when its request is cleaned up", function()
+      local rule = sys.rule { op = "POINT", match = "chunk.after_put", action = "hold" }
+      local snd = new { stage_id = "0" }
+      snd:save_async("r", "old", false)
+      assert(rule:wait())
+      snd:cleanup_sender "r"
+      assert.is_true(stored "r_0_0")
+      rule:remove()
+      eventually(function() return not stored "r_0_0" end)
+    end)
+
+    it("begins anew after that", function()
       local rule = sys.rule { op = "POINT", match = "chunk.after_put", action = "hold" }
       local snd, rcv = pair()
       snd:save_async("r", "old", false)
