@@ -186,15 +186,28 @@ describe("a pipeline on the command line", function()
   end)
 
   it("prints the metrics when asked to", function()
-    local p = drive('{"data":"a"}\n', "--stats")
-    assert.truthy(p.stderr:find("# TYPE omni_sink_puts_total counter", 1, true))
+    local p = drive('{"data":"a"}\n{"data":"fail"}\n', "--stats")
+    assert.truthy(p.stderr:find('omni_requests_total{[^}]*outcome="done"[^}]*} 1\n'))
+    assert.truthy(p.stderr:find('omni_requests_total{[^}]*outcome="failed"[^}]*} 1\n'))
+  end)
+
+  it("shows its progress on a terminal, and clears it away", function()
+    with_dir(function(dir)
+      local file = assert(io.open(dir .. "/in", "w"))
+      file:write '{"data":"a"}\n{"data":"b"}\n'
+      file:close()
+      local command = ("%s %s --input %s/in --output %s/out"):format(run.omnihost, PIPELINE, dir, dir)
+      local p = run.run { "/usr/bin/script", "-qec", command, "/dev/null" }
+      assert.truthy(p.stdout:find "\r\27%[K%d requests, %d in flight, 0 failed; %d chunks, 0.0 MiB")
+      assert.truthy(p.stdout:find "\r\27%[Kshout: 2 requests ok")
+    end)
   end)
 
   it("ends with 1 when nobody reads its results", function()
     local command = [[for i in $(seq 3000); do echo '{"data":"a b c"}'; done | %s %s | head -n 1 >&2; echo ended]]
     local p = run.run { "/bin/sh", "-c", command:format(run.omnihost, PIPELINE) }
     assert.equal("ended\n", p.stdout)
-    assert.truthy(p.stderr:find("cannot write results", 1, true))
+    assert.truthy(p.stderr:find("cannot write results", 1, true), p.stderr)
   end)
 
   it("tells wrong options, and what to do", function()

@@ -1,6 +1,7 @@
 local json = require "omni.json"
 local omni = require "omni"
 local log = require "omni.log"
+local metrics = require "omni.metrics"
 local program = require "omni.program"
 local sys = require "omni.testing.sys"
 local uv = require "luv"
@@ -405,6 +406,18 @@ describe("a pipeline's start", function()
     end)
   end)
 
+  it("opens a stage once, gives run what that returned, and closes it at an orderly end", function()
+    with_app({ { "a", { module = "spec.fixtures.counting", config = { from = 10 } } } }, function(app)
+      assert.same({ 11 }, data_of(app:submit { data = 1 }))
+      assert.same({ 12 }, data_of(app:submit { data = 1 }))
+      log.capture()
+      app:stop()
+      local said = {}
+      for _, record in ipairs(log.release()) do said[#said + 1] = record.msg end
+      assert.same({ "closed at 12" }, said)
+    end)
+  end)
+
   it("brings what stages log and print into the host's log, with the stage's name", function()
     local warner = filter { command = { "sh", "-c", "cat; echo careful >&2" } }
     with_app({ { "a", "trouble" }, { "b", warner } }, function(app)
@@ -498,7 +511,31 @@ describe("a filter", function()
   end)
 end)
 
+describe("the stats of a pipeline", function()
+  it("move with its requests", function()
+    with_app({ { "a", "trouble" }, { "b", "words" } }, function(app)
+      data_of(app:submit { data = "one two three" })
+      failure_of(app:submit { data = "error" })
+      local held = app:submit { data = "compute" }
+      assert.equal("computing", next_data(held))
+      local stats = app:stats()
+      assert.same({ 3, 1, 1, 0, 1 }, { stats.submitted, stats.done, stats.failed, stats.aborted, stats.running })
+      assert.equal(5, stats.chunks) -- three and a terminal one; one
+      held:abort()
+      assert.equal(1, app:stats().aborted)
+      assert.truthy(metrics.text():find('omni_first_chunk_microseconds_count{instance="' .. stats.namespace, 1, true))
+    end)
+  end)
+end)
+
 describe("submit", function()
+  it("refuses data that cannot cross to another process, and counts nothing", function()
+    with_app({ { "a", "pass" } }, function(app)
+      assert.has_error(function() app:submit { data = print } end)
+      assert.equal(0, app:stats().submitted)
+    end)
+  end)
+
   it("checks its keys at the script's line", function()
     with_app({ { "a", "pass" } }, function(app)
       local ok, err = pcall(app.submit, app, { dta = 1, deadline = -1 })

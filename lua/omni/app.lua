@@ -2,6 +2,7 @@
 --- through two sinks and holds no process, file or segment itself.
 
 local check = require "omni.check"
+local metrics = require "omni.metrics"
 local omni = require "omni"
 local sched = require "omni.native.sched"
 local sink = require "omni.sink"
@@ -46,6 +47,8 @@ local events = {}
 function events.chunks(self, id, stage, base, items)
   local request = self.requests[id]
   if not request then return end
+  self.meters.chunks:add(#items)
+  if request.last == 0 then self.meters.first_chunk:observe((omni.now() - request.submitted_at) * 1e6) end
   for i, item in ipairs(items) do
     request.last = request.last + 1
     request.queue[request.last] = {
@@ -60,8 +63,8 @@ function events.ended(self, id, code, message, traceback)
   local request = self.requests[id]
   if not request then return end
   self.requests[id] = nil
-  self.counts[code and "failed" or "done"] = self.counts[code and "failed" or "done"] + 1
   request.state = code == "EABORTED" and "aborted" or code and "failed" or "done"
+  self.meters[request.state]:add(1)
   request.code, request.error, request.traceback = code or nil, message or nil, traceback or nil
   wake(request, "reader")
 end
@@ -104,6 +107,19 @@ local function pump(self)
   wake(self, "stoppers")
 end
 
+local function new_meters(name, namespace)
+  local labels = { pipeline = name, instance = namespace }
+  local function ended(outcome)
+    return metrics.counter("omni_requests_total", { pipeline = name, instance = namespace, outcome = outcome })
+  end
+  return {
+    submitted = metrics.counter("omni_requests_submitted_total", labels),
+    done = ended "done", failed = ended "failed", aborted = ended "aborted",
+    chunks = metrics.counter("omni_output_chunks_total", labels),
+    first_chunk = metrics.histogram("omni_first_chunk_microseconds", labels),
+  }
+end
+
 --- Starts the processes of a topology; returns when all stages are ready. Suspends.
 ---@param topology omni.topology
 ---@return omni.app|nil app
@@ -122,7 +138,7 @@ function app.start(topology)
   end
   local self = setmetatable({
     name = topology.name, outputs = outputs, inbox = inbox, thread = thread, namespace = message[2], pids = message[3],
-    requests = {}, aborting = {}, next_id = 0, counts = { submitted = 0, done = 0, failed = 0 },
+    requests = {}, aborting = {}, next_id = 0, meters = new_meters(topology.name, message[2]),
   }, App)
   live[self] = true
   omni.spawn(pump, self)
@@ -143,13 +159,13 @@ function App:submit(options)
   local key = "r" .. self.next_id
   local request = setmetatable({
     app = self, key = key, id = options.id == nil and key or tostring(options.id), state = "running",
-    queue = {}, first = 1, last = 0,
+    queue = {}, first = 1, last = 0, submitted_at = omni.now(),
   }, Request)
-  self.counts.submitted = self.counts.submitted + 1
-  self.requests[key] = request
   local ok, _, code = self.inbox:put {
     type = "submit", id = key, label = request.id, data = options.data, deadline = options.deadline,
   }
+  self.meters.submitted:add(1)
+  self.requests[key] = request
   if self.failure or not ok then
     events.ended(self, key, code or "ECLOSED", self.failure or "ECLOSED: the pipeline was stopped", false)
   end
@@ -239,14 +255,25 @@ end
 --- The same as stop.
 App.close = App.stop
 
---- Counts of requests so far, and the workers' process ids.
----@return {submitted: integer, done: integer, failed: integer, running: integer, workers: table<string, integer>}
+---@class omni.app.stats
+---@field submitted integer requests so far
+---@field done integer
+---@field failed integer
+---@field aborted integer
+---@field running integer
+---@field chunks integer that came out
+---@field workers table<string, integer> process id of each stage
+---@field namespace string
+
+--- What happened so far.
+---@return omni.app.stats
 function App:stats()
-  local running = self.counts.submitted - self.counts.done - self.counts.failed
-  return {
-    submitted = self.counts.submitted, done = self.counts.done, failed = self.counts.failed, running = running,
-    workers = self.pids, namespace = self.namespace,
-  }
+  local stats = { workers = self.pids, namespace = self.namespace }
+  for _, name in ipairs { "submitted", "done", "failed", "aborted", "chunks" } do
+    stats[name] = self.meters[name]:value()
+  end
+  stats.running = stats.submitted - stats.done - stats.failed - stats.aborted
+  return stats
 end
 
 return app

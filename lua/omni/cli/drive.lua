@@ -97,10 +97,8 @@ local function follow(self, request, out)
     if chunk.data ~= nil then
       self.chunks = self.chunks + 1
       self.bytes = self.bytes + (type(chunk.data) == "string" and #chunk.data or 0)
-      if not request.first_at then
-        request.first_at = omni.now()
-        self.first[#self.first + 1] = request.first_at - request.submitted_at
-      end
+      if not out.begun then self.first[#self.first + 1] = omni.now() - request.submitted_at end
+      out.begun = true
     end
     local ok, failure = out:chunk(chunk)
     if not ok then self:give_up(failure) end
@@ -110,7 +108,6 @@ end
 
 local function serve(self, id, options)
   local request = self.app:submit { id = tostring(id), data = options.data, deadline = options.deadline }
-  request.submitted_at = omni.now()
   local out = self.output:request(id)
   local why, code = follow(self, request, out)
   local ok, failure = out:finish(why, code)
