@@ -152,7 +152,7 @@ static omni_watch_next held(omni_watch_key *key) {
 static void *remove_it(void *arg) {
   probe *p = arg;
   omni_watch_remove(&p->key);
-  atomic_store(&p->open, false);
+  atomic_store(&p->open, false); /* from here on a callback would be too late */
   return NULL;
 }
 
@@ -168,6 +168,8 @@ static void remove_is_a_fence(void) {
   omni_thread remover;
   CHECK(omni_thread_start(&remover, "remover", remove_it, p) == 0);
   omni_watch_kick(&p->key); /* would run it once more */
+  for (uint64_t until = omni_sys_now() + SECOND / 20; omni_sys_now() < until; sched_yield())
+    CHECK(atomic_load(&p->open)); /* remove has not returned: fn is held */
   omni_sys_rule_remove(rule);
   omni_thread_join(remover);
   unsigned calls = atomic_load(&p->calls);
