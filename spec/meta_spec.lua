@@ -43,7 +43,7 @@ describe("stubs of the modules written in C", function()
       local exported, classes = {}, {}
       for key, value in pairs(require("omni.native." .. name)) do
         exported[key] = true
-        if type(value) == "table" and key == "methods" then
+        if type(value) == "table" and key:find "methods$" then
           for method in pairs(c_functions(value)) do classes[method] = true end
         end
       end

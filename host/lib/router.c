@@ -206,18 +206,11 @@ static const luaL_Reg waiter_methods[] = {{"_take", waiter_take},
 static const vm_class router_class = {"omni.router", ref_router, unref_router, router_methods};
 static const vm_class waiter_class = {"omni.router.waiter", NULL, unref_waiter, waiter_methods};
 
-static void set_methods(lua_State *L, const vm_class *class, const char *name) {
-  vm_class_push(L, class);
-  lua_getfield(L, -1, "__index");
-  lua_setfield(L, -3, name);
-  lua_pop(L, 1);
-}
-
 int omni_open_router(lua_State *L) {
   lua_newtable(L);
   lua_pushcfunction(L, router_new);
   lua_setfield(L, -2, "new");
-  set_methods(L, &router_class, "methods");
-  set_methods(L, &waiter_class, "waiter_methods");
+  vm_class_methods(L, &router_class, "methods");
+  vm_class_methods(L, &waiter_class, "waiter_methods");
   return 1;
 }

@@ -334,9 +334,8 @@ int omni_open_shm(lua_State *L) {
   lua_newtable(L);
   lua_pushcfunction(L, shm_open_handle);
   lua_setfield(L, -2, "open");
-  vm_class_push(L, &shm_class);
-  lua_getfield(L, -1, "__index");
-  lua_setfield(L, -3, "methods");
-  lua_pop(L, 1);
+  vm_class_methods(L, &shm_class, "methods");
+  vm_class_methods(L, &view_class, "view_methods");
+  vm_class_methods(L, &waiter_class, "waiter_methods");
   return 1;
 }

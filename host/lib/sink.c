@@ -208,9 +208,6 @@ int omni_open_sink(lua_State *L) {
   lua_newtable(L);
   lua_pushcfunction(L, sink_new);
   lua_setfield(L, -2, "new");
-  vm_class_push(L, &sink_class);
-  lua_getfield(L, -1, "__index");
-  lua_setfield(L, -3, "methods");
-  lua_pop(L, 1);
+  vm_class_methods(L, &sink_class, "methods");
   return 1;
 }

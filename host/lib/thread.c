@@ -107,9 +107,6 @@ int omni_open_thread(lua_State *L) {
   static const luaL_Reg functions[] = {{"start", thread_start}, {"finish", thread_finish}, {NULL, NULL}};
   lua_newtable(L);
   luaL_register(L, NULL, functions);
-  vm_class_push(L, &thread_class);
-  lua_getfield(L, -1, "__index");
-  lua_setfield(L, -3, "methods");
-  lua_pop(L, 1);
+  vm_class_methods(L, &thread_class, "methods");
   return 1;
 }

@@ -65,6 +65,13 @@ void vm_class_push(lua_State *L, const vm_class *class) {
   lua_rawset(L, LUA_REGISTRYINDEX);
 }
 
+void vm_class_methods(lua_State *L, const vm_class *class, const char *field) {
+  vm_class_push(L, class);
+  lua_getfield(L, -1, "__index");
+  lua_setfield(L, -3, field);
+  lua_pop(L, 1);
+}
+
 vm_handle *vm_handle_push(lua_State *L, const vm_class *class, void *object) {
   vm_handle *handle = lua_newuserdata(L, sizeof *handle);
   handle->class = class;

@@ -126,6 +126,8 @@ typedef struct vm_handle {
 
 /* Pushes the class's metatable (made on first use; its __index is the table of methods, where Lua may add more). */
 void vm_class_push(lua_State *L, const vm_class *class);
+/* Sets a field of the table on top of the stack to the class's table of methods, for the Lua half of a module. */
+void vm_class_methods(lua_State *L, const vm_class *class, const char *field);
 /* Pushes a handle; takes over one reference of object. */
 vm_handle *vm_handle_push(lua_State *L, const vm_class *class, void *object);
 /* The handle at idx; raises an argument error that names the actual type, or for a released one. */

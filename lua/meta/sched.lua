@@ -10,6 +10,12 @@ local sched = {}
 ---@param ... any its arguments
 function sched.spawn(fn, ...) end
 
+--- Runs a function as a task of its own, at once, until it ends or first suspends. The function must not raise.
+---@param fn function
+---@param ... any its arguments
+---@return boolean ended
+function sched.run(fn, ...) end
+
 --- The ticket of the running task's next park. Raises where the code cannot suspend.
 ---@param what? string name of the function that waits, for the message
 ---@return number ticket

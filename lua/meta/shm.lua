@@ -3,6 +3,8 @@
 --- The steps of a connector that never suspend; use `omni.shm`.
 ---@class omni.native.shm
 ---@field methods table class table of all connectors, to which `omni.shm` adds
+---@field view_methods table class table of all views
+---@field waiter_methods table class table of all waiters
 local shm = {}
 
 --- Opens a connector. `owned` takes the namespaces that hosts make, and only them.
