@@ -11,21 +11,36 @@
 
 static const EVP_MD *sha256;
 static pthread_once_t sha256_once = PTHREAD_ONCE_INIT;
+static pthread_key_t context_key; /* frees a thread's context when the thread ends */
+static _Thread_local EVP_MD_CTX *context;
+
+static void free_context(void *of_thread) { EVP_MD_CTX_free(of_thread); }
 
 /* Fetching costs more than digesting, so it is done once. No clean-up at exit: threads may still digest then. */
 static void fetch_sha256(void) {
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
   sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
   if (sha256 == NULL) sha256 = EVP_sha256();
+  if (pthread_key_create(&context_key, free_context) != 0) abort();
+}
+
+/* A context per thread, for making one costs as much as a digest. */
+static bool digest(const char *key, size_t len, unsigned char out[EVP_MAX_MD_SIZE]) {
+  if (context == NULL) {
+    pthread_once(&sha256_once, fetch_sha256);
+    context = EVP_MD_CTX_new();
+    if (context == NULL || pthread_setspecific(context_key, context) != 0) return false;
+  }
+  return EVP_DigestInit_ex2(context, sha256, NULL) == 1 && EVP_DigestUpdate(context, key, len) == 1 &&
+         EVP_DigestFinal_ex(context, out, NULL) == 1;
 }
 
 omni_shm_id omni_shm_id_of(const char *key, size_t len) {
-  unsigned char digest[EVP_MAX_MD_SIZE] = {0};
+  unsigned char bytes[EVP_MAX_MD_SIZE];
   omni_shm_id id;
-  pthread_once(&sha256_once, fetch_sha256);
   /* It can fail for want of memory only; a name that nobody else makes would lose data, so there is no way on. */
-  if (EVP_Digest(key, len, digest, NULL, sha256, NULL) != 1) abort();
-  memcpy(id.bytes, digest, sizeof id.bytes);
+  if (!digest(key, len, bytes)) abort();
+  memcpy(id.bytes, bytes, sizeof id.bytes);
   return id;
 }
 

@@ -57,7 +57,7 @@ static uint64_t view(void) {
 
 static uint64_t discard(void) {
   last_err = omni_shm_discard(handle, "key_0", 5);
-  return NONE;
+  return last_err == OMNI_OK ? 1 : NONE;
 }
 
 static uint64_t cleanup(void) { return omni_shm_cleanup_prefix(handle, "key_0", 5) == 1 ? 1 : NONE; }
@@ -224,7 +224,7 @@ static void check_reader(const seen *s) {
   CHECK(s->last == (s->other == 2 ? NONE : 2));
 }
 
-/* Two readers, or a reader and a cleanup: one of them has it. */
+/* Two readers, or a reader and who removes: one of them has it. */
 static void check_once(const seen *s) { CHECK((s->actor == 1) + (s->other == 1) + (s->last == 1) == 1); }
 
 /* Two writers: one of the two values is there. */
@@ -271,6 +271,8 @@ int main(void) {
   meeting_at_each_step(get, view, check_once);
   meeting_at_each_step(cleanup, get, check_once);
   meeting_at_each_step(get, cleanup, check_once);
+  meeting_at_each_step(discard, get, check_once);
+  meeting_at_each_step(get, discard, check_once);
   omni_shm_unref(handle);
   check_nothing_left();
   printf("shm_steps: %u deaths, %u failures, %u meetings\n", deaths, failures, steps - deaths - failures);
