@@ -15,7 +15,7 @@
 #ifndef OMNI_CORE_FUTURE_H
 #define OMNI_CORE_FUTURE_H
 
-#include "pool.h"
+#include "core/pool.h"
 
 #define OMNI_PENDING 64 /* unclaimed futures of a run, where nothing else is said */
 

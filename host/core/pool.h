@@ -107,9 +107,6 @@ void omni_worker_listen(omni_worker *worker, omni_inbox *inbox, void (*woken)(vo
  * stays the worker's. */
 omni_job *omni_worker_take(omni_worker *worker, bool *stop);
 
-/* The job in hand, or NULL. */
-omni_job *omni_worker_job(omni_worker *worker);
-
 /* The tool has ended: publishes its response (the reference is taken over), and the worker is free. */
 void omni_worker_finish(omni_worker *worker, omni_blob *response);
 
@@ -129,6 +126,9 @@ void omni_home_finish(omni_job *job, omni_blob *response);
 
 /* ---- jobs ---- */
 
+omni_job *omni_job_ref(omni_job *job);
+void omni_job_unref(omni_job *job);
+omni_pool *omni_job_pool(const omni_job *job); /* lives as long as the job */
 uint32_t omni_job_tool(const omni_job *job);
 const char *omni_job_name(const omni_job *job);
 const omni_blob *omni_job_args(const omni_job *job);

@@ -11,6 +11,7 @@
   X("omni.native.log", omni_open_log)                                                                                  \
   X("omni.native.metrics", omni_open_metrics)                                                                          \
   X("omni.native.owner", omni_open_owner)                                                                              \
+  X("omni.native.plm", omni_open_plm)                                                                                  \
   X("omni.native.router", omni_open_router)                                                                            \
   X("omni.native.sched", omni_open_sched)                                                                              \
   X("omni.native.shm", omni_open_shm)                                                                                  \

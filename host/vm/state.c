@@ -1,6 +1,8 @@
 /* Life of a state: create, run until nothing is left, end in order. */
 #include "vm/state.h"
 
+#include "core/pool.h"
+
 #include <luv/luv.h>
 
 #include <luv/lhandle.h>
@@ -288,6 +290,7 @@ void vm_state_close(vm_state *S) {
   while (uv_run(&S->loop, UV_RUN_DEFAULT) != 0)
     ;
   lua_close(S->L);
+  omni_pool_join_owned(S);
   /* Handles that finalizers closed. */
   uv_run(&S->loop, UV_RUN_DEFAULT);
   int left = uv_loop_close(&S->loop);

@@ -65,6 +65,9 @@ vm_task *vm_task_spawn(vm_state *S, int nargs); /* function and n arguments on t
 bool vm_tasks_hope(vm_state *S);                /* somebody outside can still wake one of them */
 int vm_tasks_report_stuck(vm_state *S);         /* prints the tasks that wait for ever; returns how many */
 bool vm_task_raise(vm_state *S, vm_task *task, const char *text); /* a parked task gets an error where it waits */
+/* The same for a task that is parked or about to be resumed: it gets the error where it waits or waited. Not from a
+ * task. */
+bool vm_task_interrupt(vm_state *S, vm_task *task, const char *text);
 
 void *vm_sentinel(void); /* what a suspending task yields */
 

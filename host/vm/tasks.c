@@ -282,6 +282,12 @@ bool vm_task_raise(vm_state *S, vm_task *task, const char *text) {
   return unpark(S, ticket_of(task, task->gen), NULL, 0);
 }
 
+bool vm_task_interrupt(vm_state *S, vm_task *task, const char *text) {
+  if (task->parked) return vm_task_raise(S, task, text);
+  if (task->raise == NULL) task->raise = strdup(text);
+  return task->raise != NULL;
+}
+
 /* ---- those that wait for ever ---- */
 
 /* Pushes __hope(obj) of the hope at the top of the stack (popped), as a boolean. */

@@ -6,6 +6,7 @@ local native = require "omni.native.sched"
 ---@field shm omni.shmlib
 ---@field chunks omni.chunkslib
 ---@field json omni.jsonlib
+---@field plm omni.plm
 ---@field router omni.routerlib
 ---@field log omni.loglib
 ---@field metrics omni.metricslib
@@ -13,7 +14,7 @@ local native = require "omni.native.sched"
 local omni = {}
 
 local MODULES = {
-  check = true, chunks = true, json = true, log = true, metrics = true, router = true, shm = true, sink = true, testing = true,
+  check = true, chunks = true, json = true, log = true, metrics = true, plm = true, router = true, shm = true, sink = true, testing = true,
 }
 
 --- Seconds on a clock that only goes forward.

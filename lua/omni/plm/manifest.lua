@@ -159,7 +159,10 @@ function Manifest:tool(name) return self._tools[name] end
 function Manifest:hint(name) return check.hint(name, self._names) end
 
 --- Ends its workers once no run is open. Idempotent; later runs are refused.
-function Manifest:close() self._native:close() end
+function Manifest:close()
+  self._closed = true
+  if (self._runs or 0) == 0 then self._native:close() end
+end
 
 --- What its workers did so far.
 ---@return table stats workers, idle, queued, started, died, jobs
