@@ -1,91 +1,115 @@
-"""A sink for asyncio, as the peer of omni.sink: sink.py batched|naive PRODUCERS ITEMS prints nanoseconds per item.
+"""The peer of omni.sink: producers on threads, one consumer on an asyncio loop. Prints nanoseconds.
 
-batched: producers append under a lock and schedule at most one wakeup per burst; the consumer takes all there is.
-naive: every put schedules a wakeup of its own.
+sink.py flood batched|naive PRODUCERS ITEMS | pingpong ROUNDS
 """
 
 import asyncio
+import collections
+import queue
 import sys
 import threading
-import time
+
+from measure import now, quantile, result
 
 
 class Batched:
+    """At most one wakeup between two arms: append, then look at the flag; arm, then drain once more."""
+
     def __init__(self, loop):
-        self.loop, self.lock, self.items = loop, threading.Lock(), []
-        self.scheduled, self.event = False, asyncio.Event()
-        self.taken, self.at = [], 0
+        self.loop, self.event = loop, asyncio.Event()
+        self.items, self.lock, self.in_flight = collections.deque(), threading.Lock(), False
 
     def put(self, item):
+        self.items.append(item)
         with self.lock:
-            self.items.append(item)
-            if self.scheduled:
+            if self.in_flight:
                 return
-            self.scheduled = True
+            self.in_flight = True
         self.loop.call_soon_threadsafe(self.event.set)
 
     def drain(self, limit):
-        if self.at >= len(self.taken):
-            with self.lock:
-                self.taken, self.items, self.at = self.items, [], 0
-        batch = self.taken[self.at : self.at + limit]
-        self.at += limit
-        return batch
+        take, items = self.items.popleft, self.items
+        return [take() for _ in range(min(limit, len(items)))]
 
-    async def get_batch(self, limit):
+    def arm(self):
+        self.event.clear()
+        with self.lock:
+            self.in_flight = False
+
+    async def get_batch(self, limit=256, timeout=None):
+        deadline = timeout and self.loop.time() + timeout
         while True:
             batch = self.drain(limit)
             if batch:
                 return batch
-            with self.lock:
-                self.scheduled = False
-                self.event.clear()
+            self.arm()
             batch = self.drain(limit)
             if batch:
                 return batch
-            await self.event.wait()
+            if deadline is None:
+                await self.event.wait()
+                continue
+            try:
+                await asyncio.wait_for(self.event.wait(), deadline - self.loop.time())
+            except asyncio.TimeoutError:
+                return self.drain(limit)
 
 
-class Naive:
-    def __init__(self, loop):
-        self.loop, self.queue = loop, asyncio.Queue()
+class Naive(Batched):
+    """Each put schedules a wakeup."""
 
     def put(self, item):
-        self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
-
-    async def get_batch(self, limit):
-        return [await self.queue.get()]
+        self.items.append(item)
+        self.loop.call_soon_threadsafe(self.event.set)
 
 
-def produce(sink, items, ready, go):
-    ready.release()
-    go.wait()
-    for item in items:
-        sink.put(item)
+async def flood(kind, producers, total):
+    sink = {"batched": Batched, "naive": Naive}[kind](asyncio.get_running_loop())
+    go, share = threading.Event(), total // producers
 
+    def produce(items):
+        go.wait()
+        put = sink.put
+        for item in items:
+            put(item)
 
-async def measure(kind, producers, total):
-    loop = asyncio.get_running_loop()
-    sink = kind(loop)
-    ready, go = threading.Semaphore(0), threading.Event()
-    share = total // producers
-    threads = []
-    for p in range(producers):
-        items = [f"{p:02d}-{i:029d}" for i in range(share)]
-        threads.append(threading.Thread(target=produce, args=(sink, items, ready, go)))
-        threads[-1].start()
-        ready.acquire()
-    start = time.perf_counter_ns()
+    items = [[f"{p:02d}-{i:029d}" for i in range(share)] for p in range(producers)]
+    threads = [threading.Thread(target=produce, args=(mine,)) for mine in items]
+    for thread in threads:
+        thread.start()
+    seen, start = 0, now()
     go.set()
-    seen = 0
     while seen < share * producers:
-        seen += len(await sink.get_batch(256))
-    elapsed = time.perf_counter_ns() - start
+        seen += len(await sink.get_batch())
+    elapsed = now() - start
     for thread in threads:
         thread.join()
     assert seen == share * producers
     return elapsed / seen
 
 
-kinds = {"batched": Batched, "naive": Naive}
-print(asyncio.run(measure(kinds[sys.argv[1]], int(sys.argv[2]), int(sys.argv[3]))))
+async def pingpong(rounds):
+    sink, answers, took = Batched(asyncio.get_running_loop()), queue.SimpleQueue(), []
+
+    def produce():
+        for i in range(rounds):
+            start = now()
+            sink.put(i)
+            assert answers.get() == i
+            took.append(now() - start)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    seen = 0
+    while seen < rounds:
+        for item in await sink.get_batch(timeout=2):
+            answers.put(item)
+            seen += 1
+    thread.join()
+    return quantile(took)
+
+
+if sys.argv[1] == "flood":
+    result(asyncio.run(flood(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+else:
+    result(asyncio.run(pingpong(int(sys.argv[2]))))
