@@ -210,6 +210,12 @@ describe("a pipeline on the command line", function()
     assert.truthy(p.stderr:find("cannot write results", 1, true), p.stderr)
   end)
 
+  it("ends with 1 when its results find no room", function()
+    local p = drive(('{"data":"a"}\n'):rep(500), "--output", "/dev/full")
+    assert.equal(1, p.code)
+    assert.truthy(p.stderr:find("cannot write results: No space left on device", 1, true))
+  end)
+
   it("tells wrong options, and what to do", function()
     local p = run.host(PIPELINE, "--inptu", "x")
     assert.equal(2, p.code)

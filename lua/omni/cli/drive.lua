@@ -109,10 +109,10 @@ end
 local function serve(self, id, options)
   local request = self.app:submit { id = tostring(id), data = options.data, deadline = options.deadline }
   local out = self.output:request(id)
-  local why, code = follow(self, request, out)
-  local ok, failure = out:finish(why, code)
-  if not ok then self:give_up(failure) end
+  local why, code = out:close(follow(self, request, out))
   if why then
+    local ok, failure = self.output:line { id = id, error = why, code = code }
+    if not ok then self:give_up(failure) end
     self.failed = self.failed + 1
     complain(("request %s: %s%s"):format(id, why, request.traceback and "\n" .. request.traceback or ""))
   else

@@ -66,6 +66,10 @@ function Output:line(record)
   return true
 end
 
+-- Compiled, `file:flush` runs twice where it fails, and the second time there is nothing left to fail with: the error
+-- would be lost. The same is true of every place below that must see a failed write.
+jit.off(Output.line)
+
 ---@class omni.cli.output.request
 local Request = {}
 Request.__index = Request
@@ -85,6 +89,7 @@ local function to_file(self, bytes)
   assert(self.file:write(bytes))
   return self.path
 end
+jit.off(to_file)
 
 --- Writes a chunk as a line, its bytes to the request's file where there is a folder for files.
 ---@param chunk {stage: string, index: integer, data: any, finished: boolean}
@@ -107,15 +112,15 @@ end
 --- Ends the request: its file gets its name, or goes away where the request failed.
 ---@param error string|nil
 ---@param code string|nil
----@return boolean|nil ok
----@return string? error
-function Request:finish(error, code)
-  if self.file then
-    self.file:close()
-    if error then os.remove(self.path .. ".part") else os.rename(self.path .. ".part", self.path) end
-  end
-  if not error then return true end
-  return self.output:line { id = self.id, error = error, code = code }
+---@return string|nil error the same, or how the end of the file failed
+---@return string|nil code
+function Request:close(error, code)
+  if not self.file then return error, code end
+  local closed, why = self.file:close()
+  if not closed and not error then error, code = ("EIO: %s: %s"):format(self.path, why), "EIO" end
+  if error then os.remove(self.path .. ".part") else os.rename(self.path .. ".part", self.path) end
+  return error, code
 end
+jit.off(Request.close)
 
 return output
