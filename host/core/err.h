@@ -30,6 +30,9 @@
   X(ERUN, "Lua code failed")                                                                                           \
   X(ECALLS, "the budget of calls is used up")                                                                          \
   X(EDEADLINE, "the run's time is over")                                                                               \
+  X(EINSTRUCTIONS, "the budget of instructions is used up")                                                            \
+  X(EMEMORY, "the memory limit is reached")                                                                            \
+  X(ESYNTAX, "not a Lua program")                                                                                      \
   X(ESYS, "a system call failed")
 
 typedef enum omni_err {

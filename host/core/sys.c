@@ -22,7 +22,7 @@ static void thread_mask(sigset_t *mask) {
     sigdelset(mask, never[i]);
 }
 
-int omni_thread_start(omni_thread *thread, const char *name, void *(*fn)(void *), void *arg) {
+int omni_thread_start_sized(omni_thread *thread, const char *name, size_t stack, void *(*fn)(void *), void *arg) {
 #ifdef OMNI_SYS_HOOKS
   int fault = omni_sys_enter(OMNI_SYS_THREAD, name);
   if (fault != 0) return fault;
@@ -30,7 +30,7 @@ int omni_thread_start(omni_thread *thread, const char *name, void *(*fn)(void *)
   pthread_attr_t attr;
   int err = pthread_attr_init(&attr);
   if (err != 0) return err;
-  pthread_attr_setstacksize(&attr, THREAD_STACK);
+  pthread_attr_setstacksize(&attr, stack);
   sigset_t mask, old;
   thread_mask(&mask);
   pthread_sigmask(SIG_SETMASK, &mask, &old);
@@ -43,6 +43,10 @@ int omni_thread_start(omni_thread *thread, const char *name, void *(*fn)(void *)
     pthread_setname_np(*thread, shortened);
   }
   return err;
+}
+
+int omni_thread_start(omni_thread *thread, const char *name, void *(*fn)(void *), void *arg) {
+  return omni_thread_start_sized(thread, name, THREAD_STACK, fn, arg);
 }
 
 void omni_thread_join(omni_thread thread) { pthread_join(thread, NULL); }

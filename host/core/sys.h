@@ -166,13 +166,15 @@ static inline uint64_t omni_sys_wall(void) {
 /* Whether a descriptor is a terminal. */
 static inline bool omni_sys_isatty(int fd) { return isatty(fd) == 1; }
 
-/* Threads. All have 8 MiB of stack and block every signal but the synchronous ones. */
+/* Threads. They have 8 MiB of stack, where nothing else is said, and block every signal but the synchronous ones. */
 typedef pthread_t omni_thread;
 typedef pthread_mutex_t omni_mutex;
 typedef pthread_cond_t omni_cond; /* waits are measured on the monotonic clock */
 
 /* Starts fn(arg) in a thread with this name (15 bytes at most); 0 or an errno. */
 int omni_thread_start(omni_thread *thread, const char *name, void *(*fn)(void *), void *arg);
+/* The same with a stack of another size. */
+int omni_thread_start_sized(omni_thread *thread, const char *name, size_t stack, void *(*fn)(void *), void *arg);
 /* Waits for its end. */
 void omni_thread_join(omni_thread thread);
 

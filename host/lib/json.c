@@ -4,21 +4,31 @@
 
 #include <lauxlib.h>
 
-/* Pushes a function of one side with its upvalues. */
-static void push_function(lua_State *L, lua_CFunction fn, lua_CFunction gc) {
+/* Pushes the upvalues of one side. */
+static void push_upvalues(lua_State *L, lua_CFunction gc) {
   luaL_newmetatable(L, JSON_ARRAY_MT);
   lua_createtable(L, 0, 1);
   lua_pushcfunction(L, gc);
   lua_setfield(L, -2, "__gc");
   lua_getglobal(L, "tostring");
-  lua_pushcclosure(L, fn, 3);
+}
+
+void json_push_encode(lua_State *L, const json_bounds *bounds) {
+  push_upvalues(L, json_encode_gc);
+  if (bounds != NULL) lua_pushlightuserdata(L, (void *)bounds);
+  lua_pushcclosure(L, json_encode, bounds != NULL ? 4 : 3);
+}
+
+void json_push_decode(lua_State *L) {
+  push_upvalues(L, json_decode_gc);
+  lua_pushcclosure(L, json_decode, 3);
 }
 
 int omni_open_json(lua_State *L) {
   lua_createtable(L, 0, 4);
-  push_function(L, json_encode, json_encode_gc);
+  json_push_encode(L, NULL);
   lua_setfield(L, -2, "encode");
-  push_function(L, json_decode, json_decode_gc);
+  json_push_decode(L);
   lua_setfield(L, -2, "decode");
   luaL_newmetatable(L, JSON_ARRAY_MT);
   lua_setfield(L, -2, "array_mt");

@@ -37,7 +37,9 @@ typedef struct memory {
 typedef struct encoder {
   lua_State *L;
   memory *m;
-  int depth; /* open containers */
+  const json_bounds *bounds; /* NULL = none */
+  unsigned asked;            /* values since the bounds were looked at */
+  int depth;                 /* open containers */
   frame frames[JSON_DEPTH];
   char problem[160];
 } encoder;
@@ -133,6 +135,15 @@ static bool put_string(encoder *E, const char *text, size_t len) {
   return true;
 }
 
+/* Whether the bounds allow one more value. */
+static bool within(encoder *E) {
+  const json_bounds *bounds = E->bounds;
+  if (E->m->out.len > bounds->bytes) return refuse(E, "its text is longer than %zu bytes", bounds->bytes);
+  if (E->m->count > bounds->keys) return refuse(E, "more than %zu keys", bounds->keys);
+  if (++E->asked % 256 != 0 || !bounds->expired()) return true;
+  return refuse(E, "the time is over");
+}
+
 /* ---- tables (on top of the stack; left there) ---- */
 
 static bool put_value(encoder *E);
@@ -143,6 +154,10 @@ static bool array_size(encoder *E, int *n) {
   *n = 0;
   lua_Number last = 0;
   for (lua_pushnil(L); lua_next(L, -2) != 0; lua_pop(L, 1), ++*n) {
+    if (E->bounds != NULL && !within(E)) {
+      lua_pop(L, 2);
+      return false;
+    }
     lua_Number key = lua_type(L, -2) == LUA_TNUMBER ? lua_tonumber(L, -2) : -1;
     if (key >= 1 && key == floor(key)) {
       if (key > last) last = key;
@@ -181,6 +196,7 @@ static int compare_names(const void *a, const void *b) {
 }
 
 static bool push_name(encoder *E, const char *text, size_t len) {
+  if (E->bounds != NULL && !within(E)) return false;
   if (E->m->count == E->m->cap) {
     size_t cap = E->m->cap == 0 ? 32 : E->m->cap * 2;
     name *names = realloc(E->m->names, cap * sizeof *names);
@@ -278,6 +294,7 @@ static bool put_value(encoder *E) {
   lua_State *L = E->L;
   size_t len;
   const char *text;
+  if (E->bounds != NULL && !within(E)) return false;
   switch (lua_type(L, -1)) {
   case LUA_TNIL: omni_buf_puts(&E->m->out, "null"); return true;
   case LUA_TBOOLEAN: omni_buf_puts(&E->m->out, lua_toboolean(L, -1) ? "true" : "false"); return true;
@@ -337,6 +354,8 @@ int json_encode(lua_State *L) {
   encoder E;
   E.L = L;
   E.m = memory_push(L);
+  E.bounds = lua_touserdata(L, JSON_UP_BOUNDS);
+  E.asked = 0;
   E.depth = 0;
   lua_pushvalue(L, 1);
   bool ok = put_value(&E);

@@ -6,6 +6,7 @@
 
 #define OMNI_MODULES(X)                                                                                                \
   X("omni.native.chunks", omni_open_chunks)                                                                            \
+  X("omni.native.guest", omni_open_guest)                                                                              \
   X("omni.native.host", omni_open_host)                                                                                \
   X("omni.native.json", omni_open_json)                                                                                \
   X("omni.native.log", omni_open_log)                                                                                  \
