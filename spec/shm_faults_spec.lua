@@ -18,7 +18,9 @@ describe("the shared-memory connector", function()
 
   after_each(function()
     sys.reset()
+    local left = c:cleanup_prefix ""
     c:close()
+    assert.equal(0, left)
   end)
 
   -- ---- locks ----

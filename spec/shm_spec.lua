@@ -24,7 +24,9 @@ describe("the shared-memory connector", function()
 
   after_each(function()
     sys.reset()
+    local left = c:cleanup_prefix ""
     c:close()
+    assert.equal(0, left)
   end)
 
   -- ---- the examples of the protocol's description, line by line ----
