@@ -24,6 +24,7 @@ function differ.difference(host, program, text)
   local on, info = host.on(program, text or program.text)
   if off.endless or on.endless then return nil, off, on, info end
   if off.defect or on.defect then return off.defect or on.defect, off, on, info end
+  if info and info.reason and info.reason:find "gave up" then return info.reason, off, on, info end
   for _, key in ipairs(COMPARED) do
     if off[key] ~= on[key] then
       return ("%s: off %s\n      on  %s"):format(key, tostring(off[key]), tostring(on[key])), off, on, info

@@ -147,7 +147,7 @@ local function deliver(self, index, message, ...)
   if index then
     for later = index + 1, self.info.sites[index].last do self:cancel(later) end
   end
-  error(message, 3)
+  error(message, 2) -- the tool's frame is gone: a tail call
 end
 
 function Run:read_tool(name, early)

@@ -53,13 +53,13 @@ function world.read(name, args, version)
   local h = hash(name .. args .. version)
   local kind = h % 100
   if args:find("fail", 1, true) then return ("%s fails at %d"):format(name, version) end
-  if kind < 2 then return ("%s broke %d"):format(name, h) end
-  if kind < 12 then return nil, { id = "k" .. h % 5, x = h % 7, y = "t" } end
+  if h % 997 < 6 then return ("%s broke %d"):format(name, h) end
+  if kind < 5 then return nil, { id = "k" .. h % 5, x = h % 7, y = "t" } end
   if kind < 30 then return nil, h % 50 end
   if kind < 34 then return nil, "two" .. h % 9, h % 9 end
-  if kind < 36 then return nil, nil end
-  if kind < 37 then return nil end
-  if kind < 40 then return nil, h % 2 == 0 end
+  if kind < 35 then return nil, nil end
+  if kind < 36 then return nil end
+  if kind < 38 then return nil, h % 2 == 0 end
   return nil, ("k%d"):format(h % 6)
 end
 

@@ -47,7 +47,7 @@ local MAX_BYTES = 256 * 1024
 ---@field sites table[] what R's first argument means
 ---@field plan string[] what P's first argument means
 ---@field calls table[] each tool call that was looked at: line, column, tool, hoisted, at, site, why
----@field groups table[] groups that hoist something: first and last line, calls (indices into calls)
+---@field groups table[] groups that hoist something: first and last line, sites, calls (indices into calls)
 
 local function unchanged(source, reason, calls)
   return source, { changed = false, reason = reason, sites = {}, plan = {}, calls = calls or {}, groups = {} }
@@ -62,13 +62,14 @@ local function analyse(source, tree, known)
   return found
 end
 
-local function describe(calls, tree)
+local function describe(found, tree)
   local out = {}
-  for index, call in ipairs(calls) do
+  for index, call in ipairs(found.calls) do
     out[index] = {
       line = call.line, column = call.offset - tree.line_offsets[call.line] + 1, tool = call.tool,
       hoisted = call.site ~= nil, at = call.at, site = call.site, why = call.why,
     }
+    if call.site then call.group.calls[#call.group.calls + 1] = index end
   end
   return out
 end
@@ -78,13 +79,24 @@ local function decline(source, found, tree, reason)
   for _, call in ipairs(found.calls) do
     if call.site then call.site, call.at, call.why = nil, nil, reason end
   end
-  return unchanged(source, reason, describe(found.calls, tree))
+  return unchanged(source, reason, describe(found, tree))
+end
+
+local function attempt(source, known)
+  local tree, why = parser.parse(source)
+  if not tree then return unchanged(source, why) end
+  local found = analyse(source, tree, known)
+  if found.sites == 0 then return decline(source, found, tree, "nothing overlaps") end
+  if found.reads_varargs then return decline(source, found, tree, "the main function reads ...") end
+  local text, sites, plan = emit(source, tree, found, known)
+  if not (compiles(source) and compiles(text)) then return decline(source, found, tree, "the text does not compile") end
+  return text, { changed = true, sites = sites, plan = plan, calls = describe(found, tree), groups = found.groups }
 end
 
 --- Rewrites a guest program.
 ---@param source string text in Lua
----@param manifest omni.plm.manifest anything with names() and early(name)
----@param opts? { explain: boolean } explain: look at every call, also where it is plain at first sight that nothing can overlap
+---@param manifest omni.plm.Manifest anything with names() and early(name)
+---@param opts? { explain: boolean } explain: look at every call, also where it is plain at sight that nothing overlaps
 ---@return string text the source itself where nothing overlaps
 ---@return omni.plm.rewrite_info info
 local function rewrite(source, manifest, opts)
@@ -93,14 +105,10 @@ local function rewrite(source, manifest, opts)
   if not (opts and opts.explain) and not known:twice(source) then
     return unchanged(source, "no two calls of early tools")
   end
-  local tree, why = parser.parse(source)
-  if not tree then return unchanged(source, why) end
-  local found = analyse(source, tree, known)
-  if found.sites == 0 then return decline(source, found, tree, "nothing overlaps") end
-  if found.reads_varargs then return decline(source, found, tree, "the main function reads ...") end
-  local text, sites, plan = emit(source, tree, found, known)
-  if not (compiles(source) and compiles(text)) then return decline(source, found, tree, "the text does not compile") end
-  return text, { changed = true, sites = sites, plan = plan, calls = describe(found.calls, tree), groups = found.groups }
+  -- Nesting that LuaJIT does not limit (a chain of ten thousand operators) overflows the stack of the walk.
+  local ok, text, info = pcall(attempt, source, known)
+  if not ok then return unchanged(source, "the pass gave up: " .. tostring(text)) end
+  return text, info
 end
 
 return rewrite

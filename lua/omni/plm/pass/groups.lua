@@ -112,7 +112,7 @@ function groups.sever(found, frame)
   frame.calls = {}
   local kept = #calls > 1 and worthwhile(calls) or {}
   if #calls == 1 and calls[1].boundary then calls[1].why = "nothing overlaps with it" end
-  local group = { first = calls[1].line, last = calls[#calls].line, sites = {} }
+  local group = { first = calls[1].line, last = calls[#calls].line, sites = {}, calls = {} }
   for _, call in ipairs(kept) do
     if prepare(found, frame, call) then
       found.sites = found.sites + 1
