@@ -84,7 +84,7 @@ bool vm_guest_expired(void);
 /* Raises a catchable "C stack overflow" where little of the thread's stack is left: before each call into Lua. */
 void vm_guest_check_stack(lua_State *L);
 
-/* The line of the Lua code that called the running C function; 0 = unknown. */
+/* The line of the guest's code that the running C function was called from; 0 = unknown, as after a tail call. */
 int vm_guest_line(lua_State *L);
 
 #endif

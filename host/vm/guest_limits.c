@@ -181,9 +181,11 @@ void vm_guest_check_stack(lua_State *L) {
 
 int vm_guest_line(lua_State *L) {
   lua_Debug ar;
-  if (!lua_getstack(L, 1, &ar)) return 0;
-  lua_getinfo(L, "l", &ar);
-  return ar.currentline > 0 ? ar.currentline : 0;
+  for (int level = 1; lua_getstack(L, level, &ar); level++) {
+    lua_getinfo(L, "Sl", &ar);
+    if (ar.currentline > 0 && strncmp(ar.source, "@builtin/", 9) != 0) return ar.currentline;
+  }
+  return 0;
 }
 
 /* ---- the alarm ---- */
