@@ -95,8 +95,9 @@ static bool look(omni_call *call, omni_rings *rings) {
   if (call->settled) return true;
   uint64_t now = omni_sys_now();
   omni_err over = omni_run_over(call->run, now);
+  bool cut = over != OMNI_OK && omni_job_cancelled(call->job) == OMNI_CANCEL_RUN; /* by the run's end */
   /* What was done in time is delivered, whenever the caller comes to look. */
-  if (call->job->done || (over == OMNI_OK && omni_job_pass(call->job, now, rings))) {
+  if ((call->job->done && !cut) || (over == OMNI_OK && omni_job_pass(call->job, now, rings))) {
     omni_blob *response = call->job->response;
     call->job->response = NULL; /* delivered once: nobody else can ask for it */
     settle(call, response != NULL ? OMNI_OK : OMNI_ENOMEM, response, rings);

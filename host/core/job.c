@@ -83,7 +83,7 @@ void omni_job_publish(omni_job *job, omni_blob *response, omni_rings *rings) {
     return;
   }
   job->done = true;
-  job->ended = omni_sys_now();
+  if (job->started != 0) job->ended = omni_sys_now();
   job->response = response;
   if (job->call != NULL) omni_call_ring(job->call, rings);
 }

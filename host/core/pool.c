@@ -172,8 +172,10 @@ static void drop_job(omni_worker *worker, omni_rings *rings) {
     pool->queued++;
     return;
   } else {
-    const char *why = worker->opened ? "the tool ended its worker" : "a worker could not be opened";
-    omni_job_publish(job, omni_error_response("EWORKER", why), rings);
+    char text[160];
+    const char *why = worker->opened ? "ended its worker" : "has no worker: none could be opened";
+    snprintf(text, sizeof text, "tool %s %s", omni_job_name(job), why);
+    omni_job_publish(job, omni_error_response("EWORKER", text), rings);
   }
   omni_job_end(job, rings);
 }

@@ -10,8 +10,8 @@
 static const vm_class pool_class, run_class, call_class;
 static char home_key; /* registry key of the function that runs a job at home */
 
-omni_pool *plm_check_pool(lua_State *L, int idx) { return vm_object_check(L, idx, &pool_class); }
-omni_run *plm_check_run(lua_State *L, int idx) { return vm_object_check(L, idx, &run_class); }
+omni_pool *omni_plm_pool_check(lua_State *L, int idx) { return vm_object_check(L, idx, &pool_class); }
+omni_run *omni_plm_run_check(lua_State *L, int idx) { return vm_object_check(L, idx, &run_class); }
 static omni_call *check_call(lua_State *L) { return vm_object_check(L, 1, &call_class); }
 
 /* ---- the home ---- */
@@ -120,7 +120,7 @@ static int pool_closed(lua_State *L) {
 
 /* _id() -> light userdata: what job:_pool() gives. */
 static int pool_id(lua_State *L) {
-  lua_pushlightuserdata(L, plm_check_pool(L, 1));
+  lua_pushlightuserdata(L, omni_plm_pool_check(L, 1));
   return 1;
 }
 
@@ -128,7 +128,7 @@ static int pool_id(lua_State *L) {
 
 static int pool_stats(lua_State *L) {
   omni_pool_stats stats;
-  omni_pool_read_stats(plm_check_pool(L, 1), &stats);
+  omni_pool_read_stats(omni_plm_pool_check(L, 1), &stats);
   lua_createtable(L, 0, 6);
   FIELD(workers), FIELD(idle), FIELD(queued), FIELD(started), FIELD(died), FIELD(jobs);
   return 1;
@@ -141,7 +141,7 @@ static void unref_run(void *run) { omni_run_unref(run); }
 
 /* run(pool, enabled, pending | 0, calls | 0, timeout | -1) */
 static int plm_run(lua_State *L) {
-  omni_pool *pool = plm_check_pool(L, 1);
+  omni_pool *pool = omni_plm_pool_check(L, 1);
   double timeout = luaL_checknumber(L, 5);
   omni_run_options options = {.enabled = lua_toboolean(L, 2),
                               .pending = (unsigned)luaL_checknumber(L, 3),
@@ -166,7 +166,7 @@ static omni_blob *check_args(lua_State *L, int idx) {
 
 /* _prepare(tool, args, line) -> handle | 0 */
 static int run_prepare(lua_State *L) {
-  omni_run *run = plm_check_run(L, 1);
+  omni_run *run = omni_plm_run_check(L, 1);
   uint32_t tool = check_tool(L, 2);
   int line = luaL_checkint(L, 4);
   lua_pushnumber(L, omni_run_prepare(run, tool, check_args(L, 3), line));
@@ -175,7 +175,7 @@ static int run_prepare(lua_State *L) {
 
 /* _begin(handle, tool, args, line) -> call */
 static int run_begin(lua_State *L) {
-  omni_run *run = plm_check_run(L, 1);
+  omni_run *run = omni_plm_run_check(L, 1);
   uint32_t handle = check_tool(L, 2), tool = check_tool(L, 3);
   int line = luaL_checkint(L, 5);
   omni_call *call = omni_call_begin(run, handle, tool, check_args(L, 4), line);
@@ -185,22 +185,22 @@ static int run_begin(lua_State *L) {
 }
 
 static int run_cancel_handle(lua_State *L) {
-  omni_run_cancel_handle(plm_check_run(L, 1), check_tool(L, 2));
+  omni_run_cancel_handle(omni_plm_run_check(L, 1), check_tool(L, 2));
   return 0;
 }
 
 static int run_cancel(lua_State *L) {
-  omni_run_cancel(plm_check_run(L, 1));
+  omni_run_cancel(omni_plm_run_check(L, 1));
   return 0;
 }
 
 static int run_shut(lua_State *L) {
-  omni_run_shut(plm_check_run(L, 1));
+  omni_run_shut(omni_plm_run_check(L, 1));
   return 0;
 }
 
 static int run_quiet(lua_State *L) {
-  lua_pushboolean(L, omni_run_quiet(plm_check_run(L, 1)));
+  lua_pushboolean(L, omni_run_quiet(omni_plm_run_check(L, 1)));
   return 1;
 }
 
@@ -208,7 +208,7 @@ static void on_woken(void *arg, uint64_t token) { vm_unpark(arg, token); }
 
 /* _wait(timeout): suspends until it is quiet; false on timeout. */
 static int run_wait(lua_State *L) {
-  omni_run *run = plm_check_run(L, 1);
+  omni_run *run = omni_plm_run_check(L, 1);
   double timeout = luaL_checknumber(L, 2);
   vm_state *S = vm_of(L);
   if (!omni_run_sleep(run, vm_inbox(S), on_woken, S, vm_ticket_next(L, "run:close"))) {
@@ -220,14 +220,14 @@ static int run_wait(lua_State *L) {
 
 static int run_names(lua_State *L) {
   char names[200];
-  omni_run_names(plm_check_run(L, 1), names, sizeof names);
+  omni_run_names(omni_plm_run_check(L, 1), names, sizeof names);
   lua_pushstring(L, names);
   return 1;
 }
 
 static int run_stats(lua_State *L) {
   omni_run_stats stats;
-  omni_run_read_stats(plm_check_run(L, 1), &stats);
+  omni_run_read_stats(omni_plm_run_check(L, 1), &stats);
   lua_createtable(L, 0, 13);
   FIELD(calls), FIELD(prepared), FIELD(refused), FIELD(adopted), FIELD(mismatch), FIELD(stale), FIELD(preempted);
   FIELD(cancelled), FIELD(unknown), FIELD(epoch), FIELD(pending), FIELD(active), FIELD(lost);
@@ -304,7 +304,7 @@ static int list_gc(lua_State *L) {
 
 /* _events() -> {{op=, tool=, ...}, ...} */
 static int run_events(lua_State *L) {
-  omni_run *run = plm_check_run(L, 1);
+  omni_run *run = omni_plm_run_check(L, 1);
   event_list *list = lua_newuserdata(L, sizeof *list);
   *list = (event_list){0};
   lua_createtable(L, 0, 1);

@@ -6,8 +6,8 @@
 #include "vm/state.h"
 
 /* The pool of a manifest's `_native`, the run of a run's `_native`; raise argument errors. */
-omni_pool *plm_check_pool(lua_State *L, int idx);
-omni_run *plm_check_run(lua_State *L, int idx);
+omni_pool *omni_plm_pool_check(lua_State *L, int idx);
+omni_run *omni_plm_run_check(lua_State *L, int idx);
 
 /* One tool at work: a job in Lua's hands. */
 typedef struct plm_exec {

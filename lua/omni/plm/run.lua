@@ -54,6 +54,7 @@ local OPEN = {
   pending = { type = { "integer", "nil" }, check = function(n) return n >= 1, "must be at least 1" end },
   calls = { type = { "integer", "nil" }, check = function(n) return n >= 1, "must be at least 1" end },
   timeout = { type = { "number", "nil" }, check = function(s) return s >= 0, "must be seconds from 0 on" end },
+  deadline = { type = { "number", "nil" } },
 }
 
 ---@class omni.plm.RunOptions
@@ -62,6 +63,7 @@ local OPEN = {
 ---@field pending? integer unclaimed futures at once (64)
 ---@field calls? integer logical calls at most
 ---@field timeout? number seconds from now, for the whole run
+---@field deadline? number the same as a time on `omni.now`'s clock; the earlier of both counts
 
 --- Opens a run; close it.
 ---@param options omni.plm.RunOptions
@@ -71,7 +73,9 @@ local OPEN = {
 function M.open(options)
   local o = check.table(options, OPEN, "plm.open_run")
   if o.manifest._closed then return nil, "ECLOSED: the manifest is closed", "ECLOSED" end
-  local run = native.run(o.manifest._native, o.enabled, o.pending or 0, o.calls or 0, o.timeout or -1)
+  local left = math.min(o.timeout or math.huge, o.deadline and math.max(0, o.deadline - sched.now()) or math.huge)
+  if left > 1e9 then left = -1 end
+  local run = native.run(o.manifest._native, o.enabled, o.pending or 0, o.calls or 0, left)
   o.manifest._runs = (o.manifest._runs or 0) + 1
   return setmetatable({ _native = run, manifest = o.manifest }, Run)
 end
