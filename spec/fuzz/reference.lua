@@ -185,9 +185,15 @@ local function plain(value)
   return (kind == "table" or kind == "function" or kind == "thread") and kind or tostring(value)
 end
 
+-- The lines of whoever called us are none of the guest's.
+local function raise(message, level)
+  level = math.min(tonumber(level) or 1, 2)
+  error(message, level > 0 and level + 1 or 0)
+end
+
 function Run:environment(program)
   local env = {
-    inputs = world.inputs(), pairs = sorted_pairs, tostring = plain, assert = assert, error = error, ipairs = ipairs,
+    inputs = world.inputs(), pairs = sorted_pairs, tostring = plain, assert = assert, error = raise, ipairs = ipairs,
     pcall = pcall, rawget = rawget, rawset = rawset, select = select, setmetatable = setmetatable, type = type,
     coroutine = { wrap = coroutine.wrap, yield = coroutine.yield }, string = string, table = table, math = math,
   }
@@ -210,19 +216,19 @@ function Run:environment(program)
   return env
 end
 
--- Shrinking makes loops endless: once over, over at every instruction.
-local MAX_INSTRUCTIONS = 200000
+-- Shrinking makes loops endless: once over, over at every instruction of the guest's.
+local MAX_INSTRUCTIONS = 3000000
 
 local function call_limited(run, chunk, ...)
-  local co = coroutine.create(chunk)
   local function over()
+    if not run.over then debug.sethook(run.hook, "", 1) end
     run.over = true
-    debug.sethook(co, over, "", 1)
-    error("too many instructions", 0)
+    if debug.getinfo(2, "S").source == "=guest" then error("too many instructions", 0) end
   end
+  run.hook = over
   jit.off(chunk, true)
-  debug.sethook(co, over, "", MAX_INSTRUCTIONS)
-  local results = { n = 0, coroutine.resume(co, ...) }
+  debug.sethook(over, "", MAX_INSTRUCTIONS)
+  local results = { pcall(chunk, ...) }
   debug.sethook()
   return results
 end
@@ -239,10 +245,9 @@ function reference.run(program, text, info)
   }, Run)
   run.env = run:environment(program)
   local chunk, why = load(text, "=guest", "t", run.env)
-  if not chunk then return { ok = false, syntax = true, error = why } end
-  local results
-  if info and info.changed then results = call_limited(run, chunk, run:helpers())
-  else results = call_limited(run, chunk) end
+  if not chunk then return { ok = false, syntax = true, error = why, stats = run.stats } end
+  local helpers = info and info.changed and { run:helpers() } or {}
+  local results = call_limited(run, chunk, unpack(helpers))
   if run.over then return { ok = false, endless = true, stats = run.stats } end
   local shown = {}
   for index = 2, table.maxn(results) do

@@ -2,7 +2,7 @@
 
 local forms = require "omni.plm.pass.forms"
 
-local MAX_VALUES = 100 -- of one P: far below what a call may take
+local MAX_VALUES = 32 -- of one P: a function may have 200 locals already, and 250 registers
 
 -- A name that does not occur in the source, not even as a part of another.
 local function fresh(source, letter)

@@ -5,7 +5,7 @@ local forms = require "omni.plm.pass.forms"
 
 local groups = {}
 
-local MAX_BURST = 64 -- as many futures as a run keeps pending
+local MAX_PENDING = 64 -- futures of a run
 
 --- A frame for a block, or for expressions of which it is not certain that they run once.
 ---@param block table
@@ -85,17 +85,19 @@ local function worthwhile(calls)
   return kept
 end
 
-local function prepare(found, frame, call)
-  local start = frame.block[call.boundary]
+-- No group has more in flight than a run keeps pending: the 65th call starts where the first has its result.
+local function prepare(found, frame, call, overtaken)
+  local at = math.max(call.boundary, overtaken and overtaken.stmt + 1 or 1)
+  if at > call.stmt then
+    call.why = "as many calls as a run keeps pending start before it"
+    return false
+  end
+  local start = frame.block[at]
   local burst = found.bursts[start]
   if not burst then
     burst = { offset = start.offset }
     found.bursts[start] = burst
     found.bursts[#found.bursts + 1] = burst
-  end
-  if #burst == MAX_BURST then
-    call.why = "as many calls as a run keeps pending start before it"
-    return false
   end
   burst[#burst + 1] = call
   call.at = start.line
@@ -113,8 +115,8 @@ function groups.sever(found, frame)
   local kept = #calls > 1 and worthwhile(calls) or {}
   if #calls == 1 and calls[1].boundary then calls[1].why = "nothing overlaps with it" end
   local group = { first = calls[1].line, last = calls[#calls].line, sites = {}, calls = {} }
-  for _, call in ipairs(kept) do
-    if prepare(found, frame, call) then
+  for index, call in ipairs(kept) do
+    if prepare(found, frame, call, kept[index - MAX_PENDING]) then
       found.sites = found.sites + 1
       call.site, call.group = found.sites, group
       group.sites[#group.sites + 1] = call.site
