@@ -91,7 +91,7 @@ describe("omnihost", function()
     assert.matches("^omnihost %d+%.%d+%.%d+\n$", run.host("-v").stdout)
     assert.matches("Usage: omnihost", run.host("-h").stdout)
     local text = run.host("--platform").stdout
-    for _, word in ipairs { "LuaJIT 2.1", "GC64", "jit +on", "libuv +1", "luv", "cjson", "cpu", "/dev/shm", "MiB free" } do
+    for word in ("LuaJIT 2.1|GC64|jit +on|libuv +1|luv|cjson|cpu|/dev/shm|MiB free"):gmatch "[^|]+" do
       assert.matches(word, text)
     end
   end)

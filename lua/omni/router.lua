@@ -16,7 +16,7 @@ local M = {}
 ---@field waiting integer live waiters
 
 ---@class omni.Router
----@field register fun(self: omni.Router, key: omni.RouterKey): omni.Waiter?, string?, string? nil, "EEXIST: …" for a live key
+---@field register fun(self: omni.Router, key: omni.RouterKey): omni.Waiter?, string?, string? EEXIST for a live key
 ---@field deliver fun(self: omni.Router, key: omni.RouterKey, value: any): boolean false: nobody waits, counted as late
 ---@field unregister fun(self: omni.Router, key: omni.RouterKey, waiter: omni.Waiter): boolean only if it is that waiter
 ---@field stats fun(self: omni.Router): omni.RouterStats
@@ -129,7 +129,7 @@ function Router:call(key, send, timeout)
   if type(send) ~= "function" then
     check.misuse(("router:call: send must be a function, not a %s"):format(type(send)))
   end
-  if timeout ~= nil and (type(timeout) ~= "number" or not (timeout >= 0)) then
+  if timeout ~= nil and (type(timeout) ~= "number" or timeout < 0 or timeout ~= timeout) then
     check.misuse(("router:call: timeout must be seconds from 0 on, not %s"):format(tostring(timeout)))
   end
   local deadline = timeout and sched.now() + timeout

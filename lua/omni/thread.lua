@@ -40,17 +40,18 @@ end
 
 -- A function may capture modules, which the other state requires by name; anything else cannot cross.
 local function captured(fn)
-  local modules, wrong = {}, {}
-  local names = {}
+  local modules, wrong, names = {}, {}, {}
   for name, module in pairs(package.loaded) do
     if type(module) == "table" or type(module) == "function" then names[module] = name end
   end
   for i = 1, 255 do
     local name, value = debug.getupvalue(fn, i)
     if not name then break end
-    if value == nil then -- nothing to carry over
-    elseif names[value] and names[value] ~= "_G" then modules[i] = names[value]
-    else wrong[#wrong + 1] = name end
+    if value ~= nil and names[value] and names[value] ~= "_G" then
+      modules[i] = names[value]
+    elseif value ~= nil then
+      wrong[#wrong + 1] = name
+    end
   end
   return modules, wrong
 end
