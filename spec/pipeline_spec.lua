@@ -1,76 +1,19 @@
 local json = require "omni.json"
-local omni = require "omni"
 local log = require "omni.log"
 local metrics = require "omni.metrics"
-local program = require "omni.program"
-local sys = require "omni.testing.sys"
+local omni = require "omni"
+local support = require "spec.support.pipeline"
 local uv = require "luv"
 
--- A line of stages, from {name, definition} pairs; a string is the name of a module in spec/fixtures.
-local function line(stages, edges)
-  local p = omni.pipeline "spec"
-  for i, stage in ipairs(stages) do
-    local name, definition = stage[1], stage[2]
-    if type(definition) == "string" then definition = { module = "spec.fixtures." .. definition } end
-    p:stage(name)(definition)
-    if i > 1 then p:connect(stages[i - 1][1], name, edges) end
-  end
-  return p
-end
-
-local function filter(config) return { module = "omni.stages.filter", config = config } end
-
--- Starts, runs the function with the app, stops.
-local function with_app(stages, fn, edges)
-  local app = assert(line(stages, edges):start())
-  local ok, err = xpcall(fn, debug.traceback, app)
-  app:stop { abort = true }
-  assert(ok, err)
-end
-
-local function with_fifo(fn)
-  local dir = assert(uv.fs_mkdtemp "/tmp/omnihost-spec-XXXXXX")
-  local path = dir .. "/gate"
-  program.run { command = { "mkfifo", path } }
-  local ok, err = pcall(fn, path, function() program.run { command = { "sh", "-c", ': >"$0"', path } } end)
-  os.remove(path)
-  uv.fs_rmdir(dir)
-  assert(ok, err)
-end
-
-local function data_of(request)
-  local all = {}
-  for chunk in request:chunks() do all[#all + 1] = chunk.data end
-  return all
-end
-
--- The end of a request that fails.
-local function failure_of(request)
-  while true do
-    local chunk, err, code = request:next { timeout = 20 }
-    if not chunk then return err, code end
-  end
-end
-
-local function next_data(request)
-  return assert(request:next { timeout = 20 }).data
-end
-
--- Waits until a process is gone: something else ends it, this only looks.
-local function await_end(pid)
-  local deadline = omni.now() + 5
-  while uv.kill(pid, 0) == 0 and omni.now() < deadline do omni.sleep(0.005) end
-  return uv.kill(pid, 0) ~= 0
-end
-
-local function shared_names(namespace)
-  local found = {}
-  local scan = uv.fs_scandir "/dev/shm"
-  for name in function() return uv.fs_scandir_next(scan) end do
-    if name:find(namespace, 1, true) then found[#found + 1] = name end
-  end
-  return found
-end
+local data_of = support.data_of
+local failure_of = support.failure_of
+local filter = support.filter
+local gate_stage = support.gate_stage
+local line = support.line
+local next_data = support.next_data
+local shared_names = support.shared_names
+local with_app = support.with_app
+local with_fifo = support.with_fifo
 
 describe("a pipeline", function()
   it("carries chunks through its stages in order and tells the last", function()
@@ -120,7 +63,7 @@ describe("a pipeline", function()
 
   it("sends chunks on while the stage before still works", function()
     with_fifo(function(fifo, open)
-      local gate = { module = "spec.fixtures.gate", config = { fifo = fifo } }
+      local gate = gate_stage(fifo)
       with_app({ { "split", "words" }, { "gate", gate }, { "shout", "upper" } }, function(app)
         local request = app:submit { data = "first gate last" }
         assert.equal("FIRST", next_data(request))
@@ -133,7 +76,7 @@ describe("a pipeline", function()
 
   it("keeps a slow reader's request within its windows while others go on", function()
     with_fifo(function(fifo, open)
-      local gate = { module = "spec.fixtures.gate", config = { fifo = fifo } }
+      local gate = gate_stage(fifo)
       with_app({ { "flood", "flood" }, { "mid", "pass" }, { "last", gate } }, function(app)
         local slow = app:submit { data = "flood" }
         assert.equal(1, next_data(slow)) -- and nothing more is read of it
@@ -192,173 +135,6 @@ describe("a pipeline", function()
     local err, code = failure_of(app:submit { data = "late" })
     assert.equal("ECLOSED", code)
     assert.truthy(err:find "^ECLOSED: ")
-  end)
-end)
-
-describe("a request that fails", function()
-  it("raises in the loop over its chunks", function()
-    with_app({ { "a", "trouble" } }, function(app)
-      local ok, err = pcall(data_of, app:submit { data = "error" })
-      assert.is_false(ok)
-      assert.truthy(err:find 'ESTAGE: stage "a" failed: .*trouble.lua:3: no idea what error is')
-    end)
-  end)
-
-  it("names the stage and the line, with the traceback, and leaves the stage alive", function()
-    with_app({ { "a", "pass" }, { "b", "trouble" }, { "c", "pass" } }, function(app)
-      local request = app:submit { data = "error" }
-      local err, code = failure_of(request)
-      assert.equal("ESTAGE", code)
-      assert.truthy(err:find('stage "b" failed: ', 1, true))
-      assert.truthy(err:find "trouble.lua:3: no idea what error is")
-      local frames = "^stack traceback:\n[^\n]*trouble.lua:3: in function 'deep'\n[^\n]*trouble.lua:9: "
-      assert.truthy(request.traceback:find(frames))
-      assert.truthy(failure_of(app:submit { data = "table" }):find "told by a table")
-      assert.truthy(failure_of(app:submit { data = "function" }):find "trouble.lua:%d+: .*cannot carry")
-      assert.same({ "fine" }, data_of(app:submit { data = "fine" }))
-    end)
-  end)
-
-  it("names a worker that was killed, its signal and the end of its stderr; others go on or are told", function()
-    with_fifo(function(fifo, open)
-      local noisy = filter { command = { "sh", "-c", "echo I was here >&2; cat" } }
-      local gate = { module = "spec.fixtures.gate", config = { fifo = fifo } }
-      with_app({ { "noisy", noisy }, { "mid", "words" }, { "gate", gate } }, function(app)
-        local beyond = app:submit { data = "gate" } -- past the first stage, waits in the last
-        assert.equal("waiting", next_data(beyond))
-        local pid = app:stats().workers.mid
-        local held = app:submit { data = "gate" }
-        assert.equal("waiting", next_data(held))
-        uv.kill(app:stats().workers.noisy, "sigkill")
-        assert.is_true(await_end(app:stats().workers.noisy))
-        local err, code = failure_of(app:submit { data = "late" })
-        assert.equal("EWORKER", code)
-        assert.truthy(err:find('stage "noisy"', 1, true))
-        assert.truthy(err:find("died by signal SIGKILL; stderr: I was here", 1, true))
-        assert.equal(0, uv.kill(pid, 0))
-        open()
-        assert.same({ "gate" }, data_of(beyond))
-        assert.is_not_nil(held)
-      end)
-    end)
-  end)
-
-  it("fails when the worker that holds it is killed", function()
-    with_fifo(function(fifo)
-      local gate = { module = "spec.fixtures.gate", config = { fifo = fifo } }
-      with_app({ { "a", "words" }, { "gate", gate }, { "c", "pass" } }, function(app)
-        local held = app:submit { data = "gate" }
-        assert.equal("waiting", next_data(held))
-        uv.kill(app:stats().workers.gate, "sigkill")
-        local err, code = failure_of(held)
-        assert.equal("EWORKER", code)
-        assert.truthy(err:find('stage "gate" died by signal SIGKILL', 1, true))
-        assert.truthy(failure_of(app:submit { data = "x" }):find('stage "gate" is down', 1, true))
-      end)
-    end)
-  end)
-
-  it("tells the exit code of a worker that ends by itself", function()
-    with_app({ { "a", "trouble" }, { "b", "pass" } }, function(app)
-      local err, code = failure_of(app:submit { data = "exit" })
-      assert.equal("EWORKER", code)
-      assert.truthy(err:find('stage "a" exited with code 3; stderr: giving up', 1, true))
-    end)
-  end)
-
-  it("fails at its deadline, names who had not finished, and leaves the stages free", function()
-    with_fifo(function(fifo)
-      local gate = { module = "spec.fixtures.gate", config = { fifo = fifo } }
-      with_app({ { "a", "words" }, { "gate", gate } }, function(app)
-        local err, code = failure_of(app:submit { data = "gate", deadline = 0.05 })
-        assert.equal("ETIMEDOUT", code)
-        assert.truthy(err:find("the deadline of 0.05 s passed while gate had not finished", 1, true))
-        assert.same({ "free" }, data_of(app:submit { data = "free", deadline = 20 }))
-      end)
-    end)
-  end)
-
-  it("shows a stage how long it has", function()
-    with_app({ { "a", "trouble" } }, function(app)
-      local left = data_of(app:submit { data = "remaining", deadline = 50 })[1]
-      assert.is_true(left > 40 and left <= 50)
-    end)
-  end)
-
-  it("fails when its stage breaks the control protocol, which is shown with the line", function()
-    with_app({ { "a", "trouble" }, { "b", "pass" } }, function(app)
-      local err, code = failure_of(app:submit { data = "garbage" })
-      assert.equal("EWORKER", code)
-      assert.truthy(err:find('stage "a" was killed after EPROTOCOL: not a control message', 1, true))
-      assert.truthy(err:find(": no json", 1, true))
-    end)
-  end)
-
-  it("fails with the reason when shared memory is full, and the stage goes on", function()
-    if not sys.enabled then return pending "this build has no hooks" end
-    local full = { module = "spec.fixtures.words", env = { OMNI_SYS_RULES = "PWRITEV,,0,inf,fail,ENOSPC,before" } }
-    with_app({ { "a", full }, { "b", "pass" } }, function(app)
-      for _ = 1, 2 do
-        local err = failure_of(app:submit { data = "x y" })
-        assert.truthy(err:find('stage "a" failed: ', 1, true))
-        assert.truthy(err:lower():find("space", 1, true))
-      end
-    end)
-  end)
-
-  it("fails at both ends when a chunk cannot be stored", function()
-    with_app({ { "a", "words" }, { "b", "pass" } }, function(app)
-      os.execute(("rm -rf /dev/shm/%s.d/b.0"):format(app:stats().namespace))
-      local err, code = failure_of(app:submit { data = "x y" })
-      assert.is_not_nil(code)
-      assert.truthy(err:find("^E%u+: "))
-    end)
-  end)
-end)
-
-describe("an abort", function()
-  it("is answered with what each stage did, as often as it is asked", function()
-    with_fifo(function(fifo)
-      local gate = { module = "spec.fixtures.gate", config = { fifo = fifo } }
-      with_app({ { "a", "words" }, { "gate", gate }, { "c", "pass" } }, function(app)
-        local request = app:submit { data = "gate" }
-        assert.equal("waiting", next_data(request))
-        local expected = { outcome = "aborted", stages = { a = "finished", gate = "running", c = "running" } }
-        assert.same(expected, request:abort())
-        assert.same(expected, request:abort())
-        local err, code = failure_of(request)
-        assert.equal("EABORTED", code)
-        assert.truthy(err)
-        assert.equal("aborted", request.state)
-        assert.same({ "next" }, data_of(app:submit { data = "next" }))
-      end)
-    end)
-  end)
-
-  it("wakes senders that wait for credit and removes what they stored", function()
-    with_app({ { "flood", "flood" }, { "mid", "pass" }, { "last", "pass" } }, function(app)
-      local request = app:submit { data = "flood" }
-      assert.equal(1, next_data(request))
-      assert.equal("aborted", request:abort().outcome)
-      assert.is_number(data_of(app:submit { data = "how many" })[1])
-      for _, name in ipairs(shared_names(app:stats().namespace)) do assert.falsy(name:find("_", 1, true), name) end
-    end, { window = 2 })
-  end)
-
-  it("of a finished request says so", function()
-    with_app({ { "a", "pass" } }, function(app)
-      local request = app:submit { data = 1 }
-      data_of(request)
-      assert.same({ outcome = "already finished", stages = {} }, request:abort())
-    end)
-  end)
-
-  it("does not wait for a stage that computes without end", function()
-    with_app({ { "a", "trouble" } }, function(app)
-      local request = app:submit { data = "compute" }
-      assert.equal("computing", next_data(request))
-      assert.same({ outcome = "aborted", stages = { a = "no answer" } }, request:abort())
-    end)
   end)
 end)
 
@@ -432,81 +208,6 @@ describe("a pipeline's start", function()
       assert.equal("a", seen["told by the stage"].stage)
       assert.equal("b", seen.careful.stage)
       assert.equal("stderr", seen.careful.stream)
-    end)
-  end)
-end)
-
-describe("a filter", function()
-  it("runs a program for each chunk", function()
-    with_app({ { "split", "words" }, { "rev", filter { command = { "rev" } } } }, function(app)
-      assert.same({ "cba", "fed" }, data_of(app:submit { data = "abc def" }))
-    end)
-  end)
-
-  it("cuts the output into pieces where that is asked for", function()
-    with_app({ { "cat", filter { command = { "cat" }, chunk_bytes = 4 } } }, function(app)
-      assert.same({ "0123", "4567", "89" }, data_of(app:submit { data = "0123456789" }))
-    end)
-  end)
-
-  it("runs one program for a whole request and sends on what it writes while it reads", function()
-    with_fifo(function(fifo, open)
-      local gate = { module = "spec.fixtures.gate", config = { fifo = fifo } }
-      local upper = filter { command = { "sed", "-u", "s/.*/<&>/" }, per = "request" }
-      local lines = filter { command = { "sh", "-c", "cat; echo" } }
-      with_app({ { "split", "words" }, { "gate", gate }, { "nl", lines }, { "tag", upper } }, function(app)
-        local request = app:submit { data = "a\ngate\nb" }
-        assert.equal("<a", (next_data(request)):sub(1, 2))
-        open()
-        assert.truthy(table.concat(data_of(request)):find "b>")
-      end)
-    end)
-  end)
-
-  it("moves megabytes both ways at once", function()
-    with_app({ { "cat", filter { command = { "cat" }, per = "request" } } }, function(app)
-      local bytes = ("0123456789abcdef"):rep(2 ^ 18)
-      assert.equal(bytes, table.concat(data_of(app:submit { data = bytes })))
-    end)
-  end)
-
-  it("may stop reading before its input ends", function()
-    with_app({ { "flood", "flood" }, { "head", filter { command = { "head", "-c", "1" }, per = "request" } } },
-      function(app)
-        assert.same({ "1" }, data_of(app:submit { data = "flood" }))
-      end)
-  end)
-
-  it("fails the request with the end of its stderr when it fails", function()
-    local bad = { "sh", "-c", "cat >/dev/null; echo no paper >&2; exit 7" }
-    for _, per in ipairs { "chunk", "request" } do
-      with_app({ { "print", filter { command = bad, per = per } } }, function(app)
-        local err, code = failure_of(app:submit { data = "x" })
-        assert.equal("ESTAGE", code)
-        assert.truthy(err:find('stage "print" failed: program "sh" exited with code 7; stderr: no paper', 1, true))
-      end)
-    end
-  end)
-
-  it("kills the program and its children when the request ends", function()
-    local dir = assert(uv.fs_mkdtemp "/tmp/omnihost-spec-XXXXXX")
-    local command = ("sleep 300 & echo $! >%s/pid; echo started; wait"):format(dir)
-    with_app({ { "sleep", filter { command = { "sh", "-c", command }, per = "request" } } }, function(app)
-      local request = app:submit { data = "" }
-      assert.equal("started\n", next_data(request))
-      assert.equal("aborted", request:abort().outcome)
-      local file = assert(io.open(dir .. "/pid"))
-      local pid = file:read "*n"
-      file:close()
-      assert.is_true(await_end(pid))
-    end)
-    os.execute("rm -rf " .. dir)
-  end)
-
-  it("refuses chunks that are no bytes", function()
-    with_app({ { "cat", filter { command = { "cat" } } } }, function(app)
-      local err = failure_of(app:submit { data = { 1 } })
-      assert.truthy(err:find("a filter reads bytes, but a chunk is a table", 1, true))
     end)
   end)
 end)

@@ -1,6 +1,6 @@
 --- The orchestrator: one state on its own thread that runs a topology. It owns the namespace, the workers and the
--- requests; it is the sender of the pipeline's first edges and the receiver of its last ones. Chunks between stages
--- never pass here.
+--- requests (`omni.requests`); it is the sender of the pipeline's first edges and the receiver of its last ones. Chunks
+--- between stages never pass here.
 ---
 --- Commands in (from the front): submit, consumed, abort, stop. Messages out: ready, broken, chunks, ended, aborted,
 --- stopped.
@@ -10,6 +10,7 @@ local host = require "omni.native.host"
 local log = require "omni.log"
 local omni = require "omni"
 local owner = require "omni.native.owner"
+local requests = require "omni.requests"
 local sched = require "omni.native.sched"
 local supervisor = require "omni.supervisor"
 local uv = require "luv"
@@ -19,220 +20,13 @@ local HOST = require("omni.pipeline").HOST
 local SHM = "/dev/shm"
 local LITTLE_SPACE = 32 * 2 ^ 20 -- bytes free at start below which a warning is due
 local STOP_GRACE = 2 -- seconds a worker may take to end after `stop`
-local ABORT_GRACE = 1 -- seconds the stages may take to let go of a request before the user is told that they did not
 
 ---@class omni.orchestrator
 local Orchestrator = {}
 Orchestrator.__index = Orchestrator
 
--- ---- requests: one ownership record each, from admission until all stages have let go of it ----
-
 local function each_stage(self, fn)
   for _, name in ipairs(self.names) do fn(self.stages[name], name) end
-end
-
-local function first_down(self)
-  for _, name in ipairs(self.names) do
-    local stage = self.stages[name]
-    if stage.down then return name, stage.down end
-  end
-end
-
--- Answers an abort: what each stage was doing, or that it has not answered in time.
-local function answer_abort(self, record)
-  if not record.abort_asked then return end
-  record.abort_asked = nil
-  for name in pairs(record.waiting) do record.was[name] = "no answer" end
-  self.outputs:put { "aborted", record.id, { outcome = "aborted", stages = record.was } }
-end
-
--- Forgets a record when nobody has anything of it any more: then, and not before, chunks left over can be removed.
-local function release(self, record)
-  if record.released or next(record.waiting) then return end
-  record.released = true
-  self.requests[record.id] = nil
-  each_stage(self, function(stage) stage:send { type = "forget", req = record.id } end)
-  for _, out in ipairs(self.inputs) do out:forget(record.id) end
-  for _, stream in ipairs(record.streams) do stream:close(record.failure ~= nil) end
-  for _, timer in pairs(record.timers) do timer:close() end
-  answer_abort(self, record)
-  if self.on_idle and not next(self.requests) then self.on_idle() end
-end
-
-local function any_running(self)
-  for _, record in pairs(self.requests) do
-    if record.state == "running" then return true end
-  end
-  return false
-end
-
--- Stages have not let go of an ended request for a while. They may compute, for other requests too; but when the
--- pipeline only waits for them to stop, it does not wait for ever.
-local function on_grace(self, record)
-  answer_abort(self, record)
-  if not self.stopping or any_running(self) then return end
-  for name in pairs(record.waiting) do
-    self.stages[name].worker.cause = "leaving an abort unanswered"
-    self.stages[name].worker:kill()
-  end
-end
-
--- Ends a request once, whatever the cause. With a failure all stages are told, and `release` waits for their answers
--- (or their deaths): until then a sender may still be storing chunks.
-local function finish(self, record, code, message, traceback)
-  if record.state ~= "running" then return end
-  record.state = "ended"
-  self.outputs:put { "ended", record.id, code or false, message or false, traceback or false }
-  if not code then return release(self, record) end
-  record.failure, record.waiting = message, {}
-  for _, stream in ipairs(record.streams) do stream:drop() end
-  each_stage(self, function(stage, name)
-    if stage.worker.alive then
-      record.waiting[name] = true
-      stage:send { type = "abort", req = record.id, code = code, error = message }
-    end
-  end)
-  record.timers.grace = uv.new_timer()
-  record.timers.grace:start(ABORT_GRACE * 1000, ABORT_GRACE * 1000, function() on_grace(self, record) end)
-  release(self, record)
-end
-
-local function maybe_complete(self, record)
-  if record.state == "running" and record.unread == 0 and not next(record.running) then finish(self, record) end
-end
-
--- Passes what arrived on a last edge on to the front, in one message.
-local function on_output(self, record, stage_name, stream)
-  local items, base = {}, record.count[stage_name] or 0
-  for item in function() return stream:take() end do
-    items[#items + 1] = { data = item.data, finished = item.finished or nil }
-    if item.finished then record.unread = record.unread - 1 end
-  end
-  if stream.error then return finish(self, record, stream.error:match "^(E%w+):" or "ESTAGE", stream.error) end
-  if #items == 0 or record.state ~= "running" then return end
-  record.count[stage_name] = base + #items
-  self.outputs:put { "chunks", record.id, stage_name, base, items }
-  maybe_complete(self, record)
-end
-
-local function open_streams(self, record)
-  for i, inbound in ipairs(self.outlets) do
-    local stream = inbound:open(record.id)
-    local stage_name = inbound.spec.from
-    stream.on_items = function() on_output(self, record, stage_name, stream) end
-    record.streams[i] = stream
-  end
-end
-
-local function start_deadline(self, record, seconds)
-  record.deadline = omni.now() + seconds
-  record.timers.deadline = uv.new_timer()
-  record.timers.deadline:start(math.ceil(seconds * 1000), 0, function()
-    local busy = {}
-    for name in pairs(record.running) do busy[#busy + 1] = name end
-    table.sort(busy)
-    local text = "ETIMEDOUT: the deadline of %g s passed while %s had not finished"
-    finish(self, record, "ETIMEDOUT", text:format(seconds, table.concat(busy, ", ")))
-  end)
-end
-
-local commands = {}
-
-function commands:submit(message)
-  local record = {
-    id = message.id, state = "running", running = {}, waiting = {}, was = {}, streams = {}, count = {}, timers = {},
-    unread = #self.outlets,
-  }
-  local down, cause = first_down(self)
-  if self.stopping or down then
-    local code = down and "EWORKER" or "ECLOSED"
-    local text = down and ('EWORKER: stage "%s" is down: it %s'):format(down, cause)
-      or "ECLOSED: the pipeline takes no more requests"
-    return self.outputs:put { "ended", record.id, code, text, false }
-  end
-  self.requests[record.id] = record
-  if message.deadline then start_deadline(self, record, message.deadline) end
-  open_streams(self, record)
-  each_stage(self, function(stage, name)
-    record.running[name] = true
-    stage:send { type = "start", req = record.id, label = message.label, deadline = record.deadline }
-  end)
-  for _, out in ipairs(self.inputs) do
-    local ok, why, code = out:send(record.id, message.data, true)
-    if not ok then return finish(self, record, code, why) end
-  end
-end
-
--- The front's reader took chunks: only this gives the last stage its credit back.
-function commands:consumed(message)
-  local record = self.requests[message.id]
-  for i, inbound in ipairs(self.outlets) do
-    if record and inbound.spec.from == message.stage then record.streams[i]:consumed(message.n) end
-  end
-end
-
-function commands:abort(message)
-  local record = self.requests[message.id]
-  if not record or record.state ~= "running" then
-    return self.outputs:put { "aborted", message.id, { outcome = "already finished", stages = {} } }
-  end
-  record.abort_asked = true
-  finish(self, record, "EABORTED", "EABORTED: aborted by its user")
-end
-
-function commands:stop(message)
-  self.stopping = true
-  if message.abort then
-    for _, id in ipairs(self:ids()) do
-      finish(self, self.requests[id], "EABORTED", "EABORTED: the pipeline was closed")
-    end
-  end
-end
-
-function Orchestrator:ids()
-  local ids = {}
-  for id in pairs(self.requests) do ids[#ids + 1] = id end
-  table.sort(ids)
-  return ids
-end
-
--- ---- messages of the stages; for requests that have ended all are no-ops ----
-
-local messages = {}
-
-function messages:hello(stage, message)
-  if message.protocol ~= wire.PROTOCOL then
-    local text = "speaks protocol %s, this host %d"
-    return stage:start_failed(text:format(tostring(message.protocol), wire.PROTOCOL))
-  end
-  stage:send(self:init_message(stage))
-end
-
-function messages.ready(_, stage) stage:started() end
-
-function messages.broken(_, stage, message)
-  stage:start_failed("did not start: " .. message.error, message.traceback)
-end
-
-function messages:done(stage, message)
-  local record = self.requests[message.req]
-  if not record then return end
-  record.running[stage.name] = nil
-  maybe_complete(self, record)
-end
-
-function messages:failed(stage, message)
-  local record = self.requests[message.req]
-  if not record or record.state ~= "running" then return end
-  local text = ('%s: stage "%s" failed: %s'):format(message.code, stage.name, (message.error:gsub("^E%w+: ", "")))
-  finish(self, record, message.code, text, message.traceback)
-end
-
-function messages:ended(stage, message)
-  local record = self.requests[message.req]
-  if not record or record.state == "running" then return end
-  record.was[stage.name], record.waiting[stage.name] = message.was, nil
-  release(self, record)
 end
 
 -- ---- stages ----
@@ -254,23 +48,31 @@ function Stage:start_failed(text, traceback)
   self.wake()
 end
 
--- A worker died: the requests that it held fail; those that it was done with go on.
+-- Restarts come in here: the death is told to the requests, then the stage may get a new worker.
 local function on_death(self, stage, report)
   if self.closing then return end
   stage.down = report
   stage:start_failed(report)
   log.error("stage process ended", { stage = stage.name, pid = stage.worker.pid, how = report })
-  for _, id in ipairs(self:ids()) do
-    local record = self.requests[id]
-    if record.state == "running" and record.running[stage.name] then
-      finish(self, record, "EWORKER", ('EWORKER: stage "%s" %s'):format(stage.name, report))
-    elseif record.state == "ended" then
-      record.waiting[stage.name] = nil
-      release(self, record)
-    end
-  end
+  requests.stage_died(self, stage, report)
 end
 
+-- What workers say of themselves; what they say of requests is the requests' part.
+local messages = setmetatable({}, { __index = requests.messages })
+
+function messages:hello(stage, message)
+  if message.protocol ~= wire.PROTOCOL then
+    local text = "speaks protocol %s, this host %d"
+    return stage:start_failed(text:format(tostring(message.protocol), wire.PROTOCOL))
+  end
+  stage:send(self:init_message(stage))
+end
+
+function messages.ready(_, stage) stage:started() end
+
+function messages.broken(_, stage, message)
+  stage:start_failed("did not start: " .. message.error, message.traceback)
+end
 local function command_of(definition)
   local facts = host.facts()
   local command = { facts.exe, "--worker", facts.script_dir }
@@ -346,7 +148,7 @@ local function open_outer_edges(self)
     if spec.from == HOST then
       self.inputs[#self.inputs + 1] = edge.outbound(self.namespace, spec, function(req, why)
         local record = self.requests[req]
-        if record then finish(self, record, why:match "^(E%w+):" or "EPUT", why) end
+        if record then requests.finish(self, record, why:match "^(E%w+):" or "EPUT", why) end
       end)
     elseif spec.to == HOST then
       self.outlets[#self.outlets + 1] = edge.inbound(self.namespace, spec)
@@ -412,7 +214,7 @@ local function serve(self, inbox)
   while true do
     local batch = inbox:get_batch {}
     if not batch then return end
-    for _, message in ipairs(batch) do commands[message.type](self, message) end
+    for _, message in ipairs(batch) do requests.commands[message.type](self, message) end
     if self.stopping and not next(self.requests) then return end
   end
 end

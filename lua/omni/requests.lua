@@ -1,0 +1,230 @@
+--- The requests of a running pipeline: one ownership record each, from admission until every stage has let go of it.
+--- All functions get the orchestrator, whose part this is; none suspends.
+
+local omni = require "omni"
+local uv = require "luv"
+
+local ABORT_GRACE = 1 -- seconds the stages may take to let go of a request before the user is told that they did not
+
+local requests = {}
+
+local function each_stage(self, fn)
+  for _, name in ipairs(self.names) do fn(self.stages[name], name) end
+end
+
+local function first_down(self)
+  for _, name in ipairs(self.names) do
+    local stage = self.stages[name]
+    if stage.down then return name, stage.down end
+  end
+end
+
+-- Answers an abort: what each stage was doing, or that it has not answered in time.
+local function answer_abort(self, record)
+  if not record.abort_asked then return end
+  record.abort_asked = nil
+  for name in pairs(record.waiting) do record.was[name] = "no answer" end
+  self.outputs:put { "aborted", record.id, { outcome = "aborted", stages = record.was } }
+end
+
+-- Forgets a record when nobody has anything of it any more: then, and not before, chunks left over can be removed.
+local function release(self, record)
+  if record.released or next(record.waiting) then return end
+  record.released = true
+  self.requests[record.id] = nil
+  each_stage(self, function(stage) stage:send { type = "forget", req = record.id } end)
+  for _, out in ipairs(self.inputs) do out:forget(record.id) end
+  for _, stream in ipairs(record.streams) do stream:close(record.failure ~= nil) end
+  for _, timer in pairs(record.timers) do timer:close() end
+  answer_abort(self, record)
+  if self.on_idle and not next(self.requests) then self.on_idle() end
+end
+
+local function any_running(self)
+  for _, record in pairs(self.requests) do
+    if record.state == "running" then return true end
+  end
+  return false
+end
+
+-- Stages have not let go of an ended request for a while. They may compute, for other requests too; but when the
+-- pipeline only waits for them to stop, it does not wait for ever.
+local function on_grace(self, record)
+  answer_abort(self, record)
+  if not self.stopping or any_running(self) then return end
+  for name in pairs(record.waiting) do
+    self.stages[name].worker.cause = "leaving an abort unanswered"
+    self.stages[name].worker:kill()
+  end
+end
+
+-- Ends a request once, whatever the cause. With a failure all stages are told, and `release` waits for their answers
+-- (or their deaths): until then a sender may still be storing chunks.
+local function finish(self, record, code, message, traceback)
+  if record.state ~= "running" then return end
+  record.state = "ended"
+  self.outputs:put { "ended", record.id, code or false, message or false, traceback or false }
+  if not code then return release(self, record) end
+  record.failure, record.waiting = message, {}
+  for _, stream in ipairs(record.streams) do stream:drop() end
+  each_stage(self, function(stage, name)
+    if stage.worker.alive then
+      record.waiting[name] = true
+      stage:send { type = "abort", req = record.id, code = code, error = message }
+    end
+  end)
+  record.timers.grace = uv.new_timer()
+  record.timers.grace:start(ABORT_GRACE * 1000, ABORT_GRACE * 1000, function() on_grace(self, record) end)
+  release(self, record)
+end
+
+local function maybe_complete(self, record)
+  if record.state == "running" and record.unread == 0 and not next(record.running) then finish(self, record) end
+end
+
+-- Passes what arrived on a last edge on to the front, in one message.
+local function on_output(self, record, stage_name, stream)
+  local items, base = {}, record.count[stage_name] or 0
+  for item in function() return stream:take() end do
+    items[#items + 1] = { data = item.data, finished = item.finished or nil }
+    if item.finished then record.unread = record.unread - 1 end
+  end
+  if stream.error then return finish(self, record, stream.error:match "^(E%w+):" or "ESTAGE", stream.error) end
+  if #items == 0 or record.state ~= "running" then return end
+  record.count[stage_name] = base + #items
+  self.outputs:put { "chunks", record.id, stage_name, base, items }
+  maybe_complete(self, record)
+end
+
+local function open_streams(self, record)
+  for i, inbound in ipairs(self.outlets) do
+    local stream = inbound:open(record.id)
+    local stage_name = inbound.spec.from
+    stream.on_items = function() on_output(self, record, stage_name, stream) end
+    record.streams[i] = stream
+  end
+end
+
+local function start_deadline(self, record, seconds)
+  record.deadline = omni.now() + seconds
+  record.timers.deadline = uv.new_timer()
+  record.timers.deadline:start(math.ceil(seconds * 1000), 0, function()
+    local busy = {}
+    for name in pairs(record.running) do busy[#busy + 1] = name end
+    table.sort(busy)
+    local text = "ETIMEDOUT: the deadline of %g s passed while %s had not finished"
+    finish(self, record, "ETIMEDOUT", text:format(seconds, table.concat(busy, ", ")))
+  end)
+end
+
+requests.finish = finish
+
+-- Ids of all records, in an order that is the same in every run.
+local function ids_of(self)
+  local ids = {}
+  for id in pairs(self.requests) do ids[#ids + 1] = id end
+  table.sort(ids)
+  return ids
+end
+
+-- ---- what the front asks for ----
+
+---@type table<string, fun(self: omni.orchestrator, message: table)>
+local commands = {}
+
+function commands:submit(message)
+  local record = {
+    id = message.id, state = "running", running = {}, waiting = {}, was = {}, streams = {}, count = {}, timers = {},
+    unread = #self.outlets,
+  }
+  local down, cause = first_down(self)
+  if self.stopping or down then
+    local code = down and "EWORKER" or "ECLOSED"
+    local text = down and ('EWORKER: stage "%s" is down: it %s'):format(down, cause)
+      or "ECLOSED: the pipeline takes no more requests"
+    return self.outputs:put { "ended", record.id, code, text, false }
+  end
+  self.requests[record.id] = record
+  if message.deadline then start_deadline(self, record, message.deadline) end
+  open_streams(self, record)
+  each_stage(self, function(stage, name)
+    record.running[name] = true
+    stage:send { type = "start", req = record.id, label = message.label, deadline = record.deadline }
+  end)
+  for _, out in ipairs(self.inputs) do
+    local ok, why, code = out:send(record.id, message.data, true)
+    if not ok then return finish(self, record, code, why) end
+  end
+end
+
+-- The front's reader took chunks: only this gives the last stage its credit back.
+function commands:consumed(message)
+  local record = self.requests[message.id]
+  for i, inbound in ipairs(self.outlets) do
+    if record and inbound.spec.from == message.stage then record.streams[i]:consumed(message.n) end
+  end
+end
+
+function commands:abort(message)
+  local record = self.requests[message.id]
+  if not record or record.state ~= "running" then
+    return self.outputs:put { "aborted", message.id, { outcome = "already finished", stages = {} } }
+  end
+  record.abort_asked = true
+  finish(self, record, "EABORTED", "EABORTED: aborted by its user")
+end
+
+function commands:stop(message)
+  self.stopping = true
+  if message.abort then
+    for _, id in ipairs(ids_of(self)) do
+      finish(self, self.requests[id], "EABORTED", "EABORTED: the pipeline was closed")
+    end
+  end
+end
+requests.commands = commands
+
+-- ---- what stages say; for requests that have ended all are no-ops ----
+
+---@type table<string, fun(self: omni.orchestrator, stage: omni.orchestrator.stage, message: table)>
+local messages = {}
+
+function messages:done(stage, message)
+  local record = self.requests[message.req]
+  if not record then return end
+  record.running[stage.name] = nil
+  maybe_complete(self, record)
+end
+
+function messages:failed(stage, message)
+  local record = self.requests[message.req]
+  if not record or record.state ~= "running" then return end
+  local text = ('%s: stage "%s" failed: %s'):format(message.code, stage.name, (message.error:gsub("^E%w+: ", "")))
+  finish(self, record, message.code, text, message.traceback)
+end
+
+function messages:ended(stage, message)
+  local record = self.requests[message.req]
+  if not record or record.state == "running" then return end
+  record.was[stage.name], record.waiting[stage.name] = message.was, nil
+  release(self, record)
+end
+requests.messages = messages
+
+--- A stage's worker has died: the requests that it held fail; those that it was done with go on.
+---@param self omni.orchestrator
+---@param stage omni.orchestrator.stage
+---@param report string how it died
+function requests.stage_died(self, stage, report)
+  for _, id in ipairs(ids_of(self)) do
+    local record = self.requests[id]
+    if record.state == "running" and record.running[stage.name] then
+      finish(self, record, "EWORKER", ('EWORKER: stage "%s" %s'):format(stage.name, report))
+    elseif record.state == "ended" then
+      record.waiting[stage.name] = nil
+      release(self, record)
+    end
+  end
+end
+
+return requests
