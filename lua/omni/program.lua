@@ -87,7 +87,7 @@ function program.start(options)
     self:close()
     return nil, ('ENOENT: program "%s" could not be started: %s'):format(self.name, why or "it is not found"), "ENOENT"
   end
-  if options.request then options.request:on_end(function() self:kill() end) end
+  if options.request then self.release = options.request:on_end(function() self:kill() end) end
   watch_stderr(self)
   if options.input then self.stdin:write(options.input) end
   return self
@@ -192,6 +192,7 @@ function Program:close()
     if not pipe:is_closing() then pipe:close() end
   end
   self.ended, self.stderr_ended = true, true
+  if self.release then self.release() end
   wake(self, "reader")
 end
 

@@ -60,8 +60,10 @@ end
 --- Calls a function when the request is ended from outside (abort, deadline, another stage's failure) while run is
 --- still at work, for instance to kill a program. It must not suspend.
 ---@param fn fun()
+---@return fun() remove takes it back
 function Request:on_end(fn)
-  self.hooks[#self.hooks + 1] = fn
+  self.hooks[fn] = true
+  return function() self.hooks[fn] = nil end
 end
 
 local function make_input(record)
@@ -115,7 +117,7 @@ local function end_request(record, message)
   record.ended = message
   for _, stream in ipairs(record.streams) do stream:fail(message) end
   for _, out in ipairs(stage.outputs) do out:forget(record.req) end
-  for _, hook in ipairs(record.request.hooks) do
+  for hook in pairs(record.request.hooks) do
     local ok, why = pcall(hook)
     if not ok then log.error("on_end hook failed", { stage = stage.name, error = tostring(why) }) end
   end
