@@ -35,11 +35,8 @@ static void hand_on(omni_control *c, size_t seen) {
   size_t start = 0;
   for (char *nl; (nl = memchr(c->data + seen, '\n', c->len - seen)) != NULL; seen = start) {
     size_t end = (size_t)(nl - c->data);
-    omni_blob *blob = omni_blob_new(c->data + start, end - start);
+    (void)omni_sink_put(c->sink, c->tag, c->data + start, end - start);
     start = end + 1;
-    if (blob == NULL) continue;
-    blob->tag = c->tag;
-    if (omni_sink_put(c->sink, blob) != OMNI_OK) omni_blob_unref(blob);
   }
   memmove(c->data, c->data + start, c->len - start);
   c->len -= start;

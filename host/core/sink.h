@@ -9,9 +9,9 @@
 #ifndef OMNI_CORE_SINK_H
 #define OMNI_CORE_SINK_H
 
-#include "blob.h"
 #include "err.h"
 #include "inbox.h"
+#include <stddef.h>
 
 typedef struct omni_sink omni_sink;
 
@@ -34,11 +34,24 @@ unsigned omni_sink_others(omni_sink *sink);
  * due before is rung now. */
 omni_err omni_sink_bind(omni_sink *sink, omni_inbox *inbox, void (*woken)(void *), void *arg);
 
-/* Appends (takes over one reference of blob if OK). Any thread, never waits. EFULL, ECLOSED, ENOMEM. */
-omni_err omni_sink_put(omni_sink *sink, omni_blob *blob);
+/* Appends a copy of len bytes. Any thread, never waits. EFULL, ECLOSED, ENOMEM. */
+omni_err omni_sink_put(omni_sink *sink, uint32_t tag, const void *data, size_t len);
 
-/* Consumer: takes at most max items into out, oldest first, with their references. Returns how many. */
-size_t omni_sink_drain(omni_sink *sink, omni_blob **out, size_t max);
+/* One item in the queue. */
+typedef struct omni_item {
+  size_t len;           /* of data */
+  uint32_t tag;         /* the producer's: which kind of value */
+  unsigned char data[]; /* aligned for nothing: copy it out */
+} omni_item;
+
+/* Consumer: takes the oldest item, or returns NULL when there is none. It lives until the next call. */
+const omni_item *omni_sink_next(omni_sink *sink);
+
+/* Consumer: how many more there are at least. */
+size_t omni_sink_ahead(omni_sink *sink);
+
+/* Consumer: a batch is over; what it took does not count against the capacity any more. */
+void omni_sink_settle(omni_sink *sink);
 
 /* Consumer: flag = 0. Drain once more before suspending. */
 void omni_sink_arm(omni_sink *sink);

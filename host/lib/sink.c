@@ -7,12 +7,11 @@
 
 #include <stdlib.h>
 
-#define BATCH 256 /* items taken from the queue at a time */
-
 /* The consumer's side of a handle: who waits. */
 typedef struct consumer {
   vm_state *state;
   vm_ticket ticket; /* of the task in get_batch, 0 = none yet */
+  bool filling;     /* a batch is being made */
 } consumer;
 
 static const vm_class sink_class;
@@ -64,75 +63,16 @@ static int sink_bind(lua_State *L) {
 static int sink_put(lua_State *L) {
   omni_sink *sink = check_sink(L);
   if (lua_isnoneornil(L, 2)) return vm_misuse(L, "sink:put: nil is no item: a batch is an array");
-  omni_blob *blob = vm_encode(L, 2);
-  if (blob == NULL) return vm_misuse(L, "sink:put cannot carry this value: %s", lua_tostring(L, -1));
-  omni_err err = omni_sink_put(sink, blob);
+  vm_bytes bytes;
+  if (!vm_encode_bytes(L, 2, &bytes)) return vm_misuse(L, "sink:put cannot carry this value: %s", lua_tostring(L, -1));
+  omni_err err = omni_sink_put(sink, bytes.tag, bytes.data, bytes.len);
   if (err == OMNI_OK) {
     lua_pushboolean(L, 1);
     return 1;
   }
-  omni_blob_unref(blob);
   if (err == OMNI_EFULL) return vm_fail(L, err, "the sink holds as many items as its capacity allows");
   if (err == OMNI_ECLOSED) return vm_fail(L, err, "the sink is closed");
   return vm_fail(L, err, NULL);
-}
-
-/* A batch on its way to a Lua table: what an error leaves is freed by its __gc. */
-typedef struct batch {
-  size_t n, next;
-  omni_blob *items[BATCH];
-} batch;
-
-static int batch_gc(lua_State *L) {
-  batch *b = lua_touserdata(L, 1);
-  while (b->next < b->n)
-    omni_blob_unref(b->items[b->next++]);
-  return 0;
-}
-
-static batch *push_batch(lua_State *L) {
-  static char key;
-  lua_pushlightuserdata(L, &key);
-  lua_rawget(L, LUA_REGISTRYINDEX);
-  batch *b = lua_touserdata(L, -1);
-  if (b != NULL) return b;
-  lua_pop(L, 1);
-  b = lua_newuserdata(L, sizeof *b);
-  b->n = b->next = 0;
-  lua_newtable(L);
-  lua_pushcfunction(L, batch_gc);
-  lua_setfield(L, -2, "__gc");
-  lua_setmetatable(L, -2);
-  lua_pushlightuserdata(L, &key);
-  lua_pushvalue(L, -2);
-  lua_rawset(L, LUA_REGISTRYINDEX);
-  return b;
-}
-
-/* _drain(max) -> array | nil: what is there, at most max items, oldest first. */
-static int sink_drain(lua_State *L) {
-  omni_sink *sink = check_sink(L);
-  lua_Number max = luaL_checknumber(L, 2);
-  size_t total = 0;
-  lua_settop(L, 2);
-  batch *b = push_batch(L);
-  while ((lua_Number)total < max) {
-    lua_Number left = max - (lua_Number)total;
-    b->next = 0;
-    b->n = omni_sink_drain(sink, b->items, left < BATCH ? (size_t)left : BATCH);
-    if (b->n == 0) break;
-    if (total == 0) lua_createtable(L, (int)b->n, 0);
-    while (b->next < b->n) {
-      omni_blob *blob = b->items[b->next];
-      vm_decode(L, blob);
-      b->next++;
-      omni_blob_unref(blob);
-      lua_rawseti(L, -2, (int)++total);
-    }
-    if (b->n < BATCH) break;
-  }
-  if (total == 0) lua_pushnil(L);
-  return 1;
 }
 
 static consumer *check_consumer(lua_State *L) {
@@ -143,6 +83,22 @@ static consumer *check_consumer(lua_State *L) {
   return handle->extra;
 }
 
+/* fill(sink, max) -> array | nil */
+static int fill(lua_State *L) {
+  omni_sink *sink = lua_touserdata(L, 1);
+  lua_Number max = lua_tonumber(L, 2);
+  int n = 0;
+  for (const omni_item *item; n < max && (item = omni_sink_next(sink)) != NULL; n++) {
+    if (n == 0) {
+      lua_Number room = (lua_Number)omni_sink_ahead(sink) + 1;
+      lua_createtable(L, (int)(room < max ? room : max), 0);
+    }
+    vm_decode_bytes(L, item->tag, item->data, item->len);
+    lua_rawseti(L, 3, n + 1);
+  }
+  return n > 0 ? 1 : 0;
+}
+
 /* _ready(): raises where a get cannot begin: not the consumer, or somebody waits already. */
 static int sink_ready(lua_State *L) {
   check_sink(L);
@@ -150,6 +106,23 @@ static int sink_ready(lua_State *L) {
   if (vm_waits(c->state, c->ticket))
     return vm_misuse(L, "another coroutine waits on this sink already: a sink has one consumer");
   return 0;
+}
+
+/* _drain(max) -> array | nil: what is there, at most max items, oldest first. */
+static int sink_drain(lua_State *L) {
+  omni_sink *sink = check_sink(L);
+  consumer *c = check_consumer(L);
+  /* An item must not be taken while another is being copied: a finalizer can run in between. */
+  if (c->filling) return vm_misuse(L, "sink:get_batch: called by a finalizer while a batch was being made");
+  luaL_checknumber(L, 2);
+  lua_pushcfunction(L, fill);
+  lua_pushlightuserdata(L, sink);
+  lua_pushvalue(L, 2);
+  c->filling = true;
+  int failed = lua_pcall(L, 2, 1, 0);
+  c->filling = false;
+  omni_sink_settle(sink);
+  return failed != 0 ? lua_error(L) : 1;
 }
 
 /* _arm(): the next put rings. */

@@ -5,7 +5,7 @@
 #include "core/sink.h"
 #include <lua.h>
 
-#define OMNI_LIB_STRING_TAG 1u /* blob.tag that vm_decode turns into a string */
+#define OMNI_LIB_STRING_TAG 1u /* of an item that becomes a string */
 
 /* The sink at idx; raises an argument error where there is none. Not a new reference. */
 omni_sink *omni_lib_sink(lua_State *L, int idx);

@@ -37,59 +37,57 @@ void vm_buffer_decode(lua_State *L, const char *data, size_t len) {
   lua_call(L, 1, 1);
 }
 
-static omni_blob *tagged(omni_blob *blob, uint32_t tag) {
-  if (blob != NULL) blob->tag = tag;
-  return blob;
-}
-
-/* Leaves the encoded string on the stack, or the error message and returns NULL. */
-static omni_blob *encode_complex(lua_State *L, int idx) {
-  lua_pushvalue(L, idx);
-  push_function(L, &encode_key);
-  lua_insert(L, -2);
-  if (lua_pcall(L, 1, 1, 0) != 0) return NULL;
-  size_t len;
-  const char *bytes = lua_tolstring(L, -1, &len);
-  omni_blob *blob = tagged(omni_blob_new(bytes, len), TAG_BUFFER);
-  lua_pop(L, 1);
-  if (blob == NULL) lua_pushliteral(L, "out of memory");
-  return blob;
+bool vm_encode_bytes(lua_State *L, int idx, vm_bytes *out) {
+  *out = (vm_bytes){.tag = TAG_NIL};
+  switch (lua_type(L, idx)) {
+  case LUA_TNIL:
+  case LUA_TNONE: return true;
+  case LUA_TBOOLEAN: out->tag = lua_toboolean(L, idx) ? TAG_TRUE : TAG_FALSE; return true;
+  case LUA_TNUMBER:
+    out->number = lua_tonumber(L, idx);
+    out->tag = TAG_NUMBER;
+    out->data = &out->number;
+    out->len = sizeof out->number;
+    return true;
+  case LUA_TSTRING: out->tag = TAG_STRING; break;
+  default:
+    lua_pushvalue(L, idx);
+    push_function(L, &encode_key);
+    lua_insert(L, -2);
+    if (lua_pcall(L, 1, 1, 0) != 0) return false;
+    out->tag = TAG_BUFFER;
+    idx = -1;
+  }
+  out->data = lua_tolstring(L, idx, &out->len);
+  return true;
 }
 
 omni_blob *vm_encode(lua_State *L, int idx) {
-  omni_blob *blob;
-  size_t len;
-  const char *bytes;
-  lua_Number number;
-  switch (lua_type(L, idx)) {
-  case LUA_TNIL:
-  case LUA_TNONE: blob = tagged(omni_blob_new(NULL, 0), TAG_NIL); break;
-  case LUA_TBOOLEAN: blob = tagged(omni_blob_new(NULL, 0), lua_toboolean(L, idx) ? TAG_TRUE : TAG_FALSE); break;
-  case LUA_TNUMBER:
-    number = lua_tonumber(L, idx);
-    blob = tagged(omni_blob_new(&number, sizeof number), TAG_NUMBER);
-    break;
-  case LUA_TSTRING:
-    bytes = lua_tolstring(L, idx, &len);
-    blob = tagged(omni_blob_new(bytes, len), TAG_STRING);
-    break;
-  default: return encode_complex(L, idx);
-  }
-  if (blob == NULL) lua_pushliteral(L, "out of memory");
+  vm_bytes bytes;
+  int top = lua_gettop(L);
+  if (!vm_encode_bytes(L, idx, &bytes)) return NULL;
+  omni_blob *blob = omni_blob_new(bytes.data, bytes.len);
+  lua_settop(L, top);
+  if (blob == NULL)
+    lua_pushliteral(L, "out of memory");
+  else
+    blob->tag = bytes.tag;
   return blob;
 }
 
-void vm_decode(lua_State *L, const omni_blob *blob) {
+void vm_decode_bytes(lua_State *L, uint32_t tag, const void *data, size_t len) {
   lua_Number number;
-  switch (blob->tag) {
+  switch (tag) {
   case TAG_NIL: lua_pushnil(L); break;
   case TAG_TRUE:
-  case TAG_FALSE: lua_pushboolean(L, blob->tag == TAG_TRUE); break;
+  case TAG_FALSE: lua_pushboolean(L, tag == TAG_TRUE); break;
   case TAG_NUMBER:
-    memcpy(&number, blob->data, sizeof number);
+    memcpy(&number, data, sizeof number);
     lua_pushnumber(L, number);
     break;
-  case TAG_STRING: lua_pushlstring(L, (const char *)blob->data, blob->len); break;
-  default: vm_buffer_decode(L, (const char *)blob->data, blob->len); break;
+  case TAG_STRING: lua_pushlstring(L, data, len); break;
+  default: vm_buffer_decode(L, data, len); break;
   }
 }
+
+void vm_decode(lua_State *L, const omni_blob *blob) { vm_decode_bytes(L, blob->tag, blob->data, blob->len); }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static char marker; /* key in each class's metatable: tells our userdata from others'; its value is the class */
+static const char marker; /* its address begins each userdata of ours, and no other: none that Lua code can fill */
 
 void vm_handle_release(vm_handle *handle) {
   void *object = handle->object;
@@ -40,9 +40,6 @@ static void class_make(lua_State *L, const vm_class *class) {
   static const luaL_Reg common[] = {
       {"__gc", handle_gc}, {"__tostring", handle_tostring}, {"__eq", handle_eq}, {NULL, NULL}};
   lua_newtable(L);
-  lua_pushlightuserdata(L, &marker);
-  lua_pushlightuserdata(L, (void *)class);
-  lua_rawset(L, -3);
   lua_newtable(L);
   for (const luaL_Reg *method = class->methods; method != NULL && method->name != NULL; method++) {
     lua_pushcfunction(L, method->func);
@@ -74,6 +71,7 @@ void vm_class_methods(lua_State *L, const vm_class *class, const char *field) {
 
 vm_handle *vm_handle_push(lua_State *L, const vm_class *class, void *object) {
   vm_handle *handle = lua_newuserdata(L, sizeof *handle);
+  handle->marker = &marker;
   handle->class = class;
   handle->object = NULL; /* until the metatable is set: an error before it must not leave a half-made handle */
   handle->extra = NULL;
@@ -85,13 +83,9 @@ vm_handle *vm_handle_push(lua_State *L, const vm_class *class, void *object) {
 }
 
 vm_handle *vm_handle_test(lua_State *L, int idx) {
+  if (lua_type(L, idx) != LUA_TUSERDATA || lua_objlen(L, idx) != sizeof(vm_handle)) return NULL;
   vm_handle *handle = lua_touserdata(L, idx);
-  if (handle == NULL || lua_islightuserdata(L, idx) || !lua_getmetatable(L, idx)) return NULL;
-  lua_pushlightuserdata(L, &marker);
-  lua_rawget(L, -2);
-  bool ours = lua_touserdata(L, -1) != NULL;
-  lua_pop(L, 2);
-  return ours ? handle : NULL;
+  return handle->marker == &marker ? handle : NULL;
 }
 
 vm_handle *vm_handle_check(lua_State *L, int idx, const vm_class *class) {

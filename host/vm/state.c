@@ -17,11 +17,21 @@ vm_config vm_conf = {"omnihost", "", NULL};
 
 static char state_key; /* registry key of the vm_state */
 
+/* The answer given last on this thread, by the registry's address. Most threads have one state and all ask often. */
+static _Thread_local struct {
+  const void *registry;
+  vm_state *S;
+} last;
+
 vm_state *vm_of(lua_State *L) {
+  const void *registry = lua_topointer(L, LUA_REGISTRYINDEX);
+  if (registry == last.registry) return last.S;
   lua_pushlightuserdata(L, &state_key);
   lua_rawget(L, LUA_REGISTRYINDEX);
   vm_state *S = lua_touserdata(L, -1);
   lua_pop(L, 1);
+  if (S != NULL) last.registry = registry;
+  last.S = S;
   return S;
 }
 

@@ -100,6 +100,19 @@ omni_blob *vm_encode(lua_State *L, int idx);
 /* Pushes the value; raises on corrupt bytes or no memory. */
 void vm_decode(lua_State *L, const omni_blob *blob);
 
+/* An encoded value that is copied at once. */
+typedef struct vm_bytes {
+  uint32_t tag;      /* as a blob's */
+  const void *data;  /* Lua's memory, or `number` */
+  size_t len;        /* bytes at data */
+  lua_Number number; /* a number's bytes */
+} vm_bytes;
+
+/* The same without a blob: the bytes live as long as *out and the value do, for a table or cdata as long as the string
+ * that is pushed for it. False and an error message on the stack when it cannot cross. */
+bool vm_encode_bytes(lua_State *L, int idx, vm_bytes *out);
+void vm_decode_bytes(lua_State *L, uint32_t tag, const void *data, size_t len); /* as vm_decode */
+
 /* Serialises with LuaJIT's string.buffer: pushes the encoded string / the decoded value. Raise. */
 void vm_buffer_encode(lua_State *L, int idx);
 void vm_buffer_decode(lua_State *L, const char *data, size_t len);
@@ -118,6 +131,7 @@ typedef struct vm_class {
 
 /* The userdata of every class. */
 typedef struct vm_handle {
+  const void *marker; /* tells it from others' userdata */
   const vm_class *class;
   void *object;                              /* NULL once released */
   void *extra;                               /* the binding's, freed by `release` */

@@ -51,6 +51,19 @@ local function remaining(deadline)
   return left > 0 and left or 0
 end
 
+-- What get_batch is asked, without the full check where nothing is wrong: it is called very often.
+local function get_options(opts)
+  local max, timeout = math.huge, nil
+  if type(opts) ~= "table" then check.table(opts, GET, "sink:get_batch") end
+  for key, value in next, opts do
+    local number = type(value) == "number"
+    if number and key == "max_items" and value >= 1 and value % 1 == 0 then max = value
+    elseif number and key == "timeout" and value >= 0 then timeout = value
+    else check.table(opts, GET, "sink:get_batch") end
+  end
+  return max, timeout
+end
+
 --- Waits until there is something and takes it.
 ---@param opts? { max_items?: integer, timeout?: number } timeout in seconds
 ---@return any[]? batch 1..max_items values, oldest first; {} on timeout; nil when the sink is closed and empty
@@ -59,9 +72,9 @@ end
 function Sink:get_batch(opts)
   local max, deadline = math.huge, nil
   if opts ~= nil then
-    opts = check.table(opts, GET, "sink:get_batch")
-    max = opts.max_items or max
-    deadline = opts.timeout and sched.now() + opts.timeout
+    local timeout
+    max, timeout = get_options(opts)
+    deadline = timeout and sched.now() + timeout
   end
   self:_ready()
   while true do

@@ -73,7 +73,7 @@ async def flood(kind, producers, total):
         for item in items:
             put(item)
 
-    items = [[f"{p:02d}-{i:029d}" for i in range(share)] for p in range(producers)]
+    items = [[f"{i:08x}{p:08x}{i:08x}{i:08x}" for i in range(share)] for p in range(producers)]
     threads = [threading.Thread(target=produce, args=(mine,)) for mine in items]
     for thread in threads:
         thread.start()

@@ -27,18 +27,17 @@ typedef struct item {
   int producer, number;
 } item;
 
-static omni_blob *make_item(int producer, int number) {
+static omni_err put_item(omni_sink *sink, int producer, int number) {
   item it = {producer, number};
-  omni_blob *blob = omni_blob_new(&it, sizeof it);
-  CHECK(blob != NULL);
-  return blob;
+  return omni_sink_put(sink, 0, &it, sizeof it);
 }
 
-static item take_item(omni_blob *blob) {
-  item it;
-  memcpy(&it, blob->data, sizeof it);
-  omni_blob_unref(blob);
-  return it;
+static bool take_item(omni_sink *sink, item *it) {
+  const omni_item *next = omni_sink_next(sink);
+  if (next == NULL) return false;
+  CHECK(next->len == sizeof *it);
+  memcpy(it, next->data, sizeof *it);
+  return true;
 }
 
 /* ---- four producers ---- */
@@ -58,7 +57,7 @@ typedef struct producer {
 static void *produce(void *arg) {
   producer *p = arg;
   for (int i = 0; i < ITEMS; i++)
-    CHECK(omni_sink_put(p->sink, make_item(p->number, i)) == OMNI_OK);
+    CHECK(put_item(p->sink, p->number, i) == OMNI_OK);
   omni_sink_unref(p->sink);
   return NULL;
 }
@@ -67,13 +66,13 @@ static void *produce(void *arg) {
 static void consume(void *arg) {
   flood *f = arg;
   for (int drains = 0; drains < 2;) {
-    omni_blob *batch[7];
-    size_t n = omni_sink_drain(f->sink, batch, 7);
-    for (size_t i = 0; i < n; i++) {
-      item it = take_item(batch[i]);
+    item it;
+    int n = 0;
+    for (; n < 7 && take_item(f->sink, &it); n++) {
       CHECK(it.number == f->next[it.producer]++);
       f->taken++;
     }
+    omni_sink_settle(f->sink);
     if (n == 0 && drains++ == 0) omni_sink_arm(f->sink);
   }
   if (f->taken == PRODUCERS * ITEMS) omni_inbox_keep(f->inbox, false);
@@ -118,15 +117,14 @@ typedef struct player {
 static void hit(void *arg) {
   player *p = arg;
   for (int drains = 0; drains < 2;) {
-    omni_blob *blob;
-    if (omni_sink_drain(p->in, &blob, 1) == 0) {
+    item it;
+    if (!take_item(p->in, &it)) {
       if (drains++ == 0) omni_sink_arm(p->in);
       continue;
     }
-    item it = take_item(blob);
+    omni_sink_settle(p->in);
     CHECK(it.number == p->rounds++);
-    if (!p->serves || p->rounds < ROUNDS)
-      CHECK(omni_sink_put(p->out, make_item(0, p->serves ? p->rounds : it.number)) == OMNI_OK);
+    if (!p->serves || p->rounds < ROUNDS) CHECK(put_item(p->out, 0, p->serves ? p->rounds : it.number) == OMNI_OK);
   }
   if (p->rounds == ROUNDS) omni_inbox_keep(p->inbox, false);
 }
@@ -137,7 +135,7 @@ static void *play(void *arg) {
   p->inbox = omni_inbox_new(&p->loop, NULL, NULL);
   CHECK(p->inbox != NULL && omni_sink_bind(p->in, p->inbox, hit, p) == OMNI_OK);
   omni_inbox_keep(p->inbox, true);
-  if (p->serves) CHECK(omni_sink_put(p->out, make_item(0, 0)) == OMNI_OK);
+  if (p->serves) CHECK(put_item(p->out, 0, 0) == OMNI_OK);
   uv_run(&p->loop, UV_RUN_DEFAULT);
   CHECK(p->rounds == ROUNDS);
   omni_sink_unbind(p->in);
@@ -173,8 +171,7 @@ static void nothing(void *arg) { (void)arg; }
 static void *post_on(void *arg) {
   poster *p = arg;
   while (!atomic_load(&p->stop)) {
-    omni_blob *blob = make_item(0, 0);
-    if (omni_sink_put(p->sink, blob) != OMNI_OK) omni_blob_unref(blob);
+    (void)put_item(p->sink, 0, 0);
     omni_sink_arm(p->sink); /* so that each put rings */
   }
   return NULL;
