@@ -184,6 +184,15 @@ describe("an abort", function()
     end, { window = 2 })
   end)
 
+  it("reaches programs that are started after it", function()
+    with_app({ { "late", "late_program" } }, function(app)
+      local request = app:submit { data = "start" }
+      assert.equal("ready", next_data(request))
+      request:abort()
+      assert.same({ 'ESTAGE: program "sleep" died by signal SIGKILL' }, data_of(app:submit { data = "what" }))
+    end)
+  end)
+
   it("of a finished request says so", function()
     with_app({ { "a", "pass" } }, function(app)
       local request = app:submit { data = 1 }

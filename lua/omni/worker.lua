@@ -58,11 +58,11 @@ function Request:remaining()
 end
 
 --- Calls a function when the request is ended from outside (abort, deadline, another stage's failure) while run is
---- still at work, for instance to kill a program. It must not suspend.
+--- still at work, for instance to kill a program; at once where that has happened. It must not suspend.
 ---@param fn fun()
 ---@return fun() remove takes it back
 function Request:on_end(fn)
-  self.hooks[fn] = true
+  if self.ended then fn() else self.hooks[fn] = true end
   return function() self.hooks[fn] = nil end
 end
 
@@ -114,7 +114,7 @@ end
 -- Ends a request from outside: nothing is sent from now on; the inputs are closed by `forget`, when all senders are
 -- silent, so that nothing can arrive after the last look.
 local function end_request(record, message)
-  record.ended = message
+  record.ended, record.request.ended = message, true
   for _, stream in ipairs(record.streams) do stream:fail(message) end
   for _, out in ipairs(stage.outputs) do out:forget(record.req) end
   for hook in pairs(record.request.hooks) do
