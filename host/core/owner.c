@@ -250,6 +250,20 @@ size_t omni_owner_sweep(const char *shm_dir, const char *ns) {
   return segments;
 }
 
+bool omni_owner_alive(const char *shm_dir, const char *ns) {
+  char owner[FILE_NAME];
+  snprintf(owner, sizeof owner, "%s.owner", ns);
+  int dir = open_shm_dir(shm_dir);
+  if (dir == -1) return false;
+  int fd = omni_sys_openat(dir, owner, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+  omni_sys_close(dir);
+  if (fd == -1) return false;
+  /* Shared, so that two who look at once do not see each other. */
+  bool alive = omni_sys_flock(fd, LOCK_SH | LOCK_NB) == -1 && errno == EWOULDBLOCK;
+  let_go(fd);
+  return alive;
+}
+
 /* ---- sweeping the dead ---- */
 
 typedef struct dead {

@@ -17,6 +17,9 @@ omni_err omni_owner_create(const char *shm_dir, char ns[OMNI_SHM_NAMESPACE_MAX +
 /* True for a name of the host-made form. */
 bool omni_owner_is_owned_name(const char *ns);
 
+/* Whether some process of a host-made namespace lives (its owner file is locked). False where there is no such file. */
+bool omni_owner_alive(const char *shm_dir, const char *ns);
+
 /* Removes everything of one host-made namespace by exact names: segments, lock files, <ns>.d, the owner file last.
  * Returns how many segments it removed. */
 size_t omni_owner_sweep(const char *shm_dir, const char *ns);

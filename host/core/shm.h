@@ -95,6 +95,9 @@ bool omni_shm_unconsumed(omni_shm *shm, const char *key, size_t keylen);
  * death left alone is removed too); EBUSY: held. */
 omni_err omni_shm_discard(omni_shm *shm, const char *key, size_t keylen);
 
+/* The same for the key whose segment has this name. EINVAL: not a name of this namespace. */
+omni_err omni_shm_discard_name(omni_shm *shm, const char *name);
+
 /* Removes the keys written through this handle that start with prefix and are unconsumed; returns how many. Keys whose
  * lock is held by a reader at that moment are being consumed and do not count. */
 size_t omni_shm_cleanup_prefix(omni_shm *shm, const char *prefix, size_t len);

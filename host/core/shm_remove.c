@@ -2,6 +2,7 @@
 #include "core/shm_private.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 bool omni_shm_unlink_both(omni_shm *shm, const omni_shm_names *names, omni_err *err) {
   bool removed = omni_sys_unlinkat(shm->dir_fd, names->segment, 0) == 0;
@@ -37,15 +38,35 @@ static omni_err remove_key(omni_shm *shm, const omni_shm_names *names, const omn
   return err == OMNI_OK && !removed ? OMNI_ENOENT : err;
 }
 
-omni_err omni_shm_discard(omni_shm *shm, const char *key, size_t keylen) {
+static omni_err discard_id(omni_shm *shm, omni_shm_id id) {
   if (!omni_shm_enter(shm)) return OMNI_ECLOSED;
   omni_shm_names names;
-  omni_shm_names_of(shm->namespace, omni_shm_id_of(key, keylen), &names);
+  omni_shm_names_of(shm->namespace, id, &names);
   omni_err err = remove_key(shm, &names, NULL);
   if (err == OMNI_OK) omni_metric_add(shm->metrics.cleaned, 1);
   if (err == OMNI_OK || err == OMNI_ENOENT) omni_shm_keys_drop(&shm->written, names.id, 0);
   omni_shm_leave(shm);
   return err;
+}
+
+omni_err omni_shm_discard(omni_shm *shm, const char *key, size_t keylen) {
+  return discard_id(shm, omni_shm_id_of(key, keylen));
+}
+
+/* The value of a lower-case hex digit, or -1. */
+static int digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+
+omni_err omni_shm_discard_name(omni_shm *shm, const char *name) {
+  omni_shm_id id;
+  size_t prefix = strlen(shm->namespace), bytes = sizeof id.bytes;
+  if (strncmp(name, shm->namespace, prefix) != 0 || name[prefix] != '_' || strlen(name) != prefix + 1 + 2 * bytes)
+    return OMNI_EINVAL;
+  for (size_t i = 0; i < bytes; i++) {
+    int high = digit(name[prefix + 1 + 2 * i]), low = digit(name[prefix + 2 + 2 * i]);
+    if (high < 0 || low < 0) return OMNI_EINVAL;
+    id.bytes[i] = (unsigned char)(high << 4 | low);
+  }
+  return discard_id(shm, id);
 }
 
 size_t omni_shm_cleanup_prefix(omni_shm *shm, const char *prefix, size_t len) {

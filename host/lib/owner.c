@@ -21,6 +21,13 @@ static int owner_is_owned_name(lua_State *L) {
   return 1;
 }
 
+/* alive(namespace[, shm_dir]) -> boolean: some process holds the lock of its owner file. */
+static int owner_alive(lua_State *L) {
+  const char *ns = luaL_checkstring(L, 1);
+  lua_pushboolean(L, omni_owner_alive(luaL_optstring(L, 2, NULL), ns));
+  return 1;
+}
+
 /* sweep(namespace[, shm_dir]) -> segments removed */
 static int owner_sweep(lua_State *L) {
   const char *ns = luaL_checkstring(L, 1);
@@ -51,6 +58,7 @@ static int owner_note_namespace(lua_State *L) {
 
 static const luaL_Reg functions[] = {{"create", owner_create},
                                      {"is_owned_name", owner_is_owned_name},
+                                     {"alive", owner_alive},
                                      {"sweep", owner_sweep},
                                      {"sweep_dead", owner_sweep_dead},
                                      {"note_group", owner_note_group},

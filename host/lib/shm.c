@@ -158,6 +158,16 @@ static int shm_get_view(lua_State *L) {
 
 /* ---- the rest ---- */
 
+/* _discard_name(segment name) -> true | nil, "ECODE: ...", "ECODE": removes the key whoever wrote it. */
+static int shm_discard_name(lua_State *L) {
+  omni_shm *shm = vm_object_check(L, 1, &shm_class);
+  const char *name = luaL_checkstring(L, 2);
+  omni_err err = omni_shm_discard_name(shm, name);
+  if (err != OMNI_OK) return vm_fail(L, err, "%s: %s", name, omni_err_text(err));
+  lua_pushboolean(L, 1);
+  return 1;
+}
+
 static int shm_cleanup_prefix(lua_State *L) {
   omni_shm *shm = check_shm(L);
   if (lua_type(L, 2) != LUA_TSTRING)
@@ -315,6 +325,7 @@ static const luaL_Reg shm_methods[] = {{"_put", shm_put},
                                        {"_try", shm_try},
                                        {"get_view", shm_get_view},
                                        {"_waiter", shm_waiter},
+                                       {"_discard_name", shm_discard_name},
                                        {"cleanup_prefix", shm_cleanup_prefix},
                                        {"shm_name", shm_name},
                                        {"lock_path", shm_lock_path},

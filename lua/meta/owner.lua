@@ -16,6 +16,12 @@ function owner.create(shm_dir) end
 ---@return boolean
 function owner.is_owned_name(namespace) end
 
+--- Whether some process of a host-made namespace lives.
+---@param namespace string
+---@param shm_dir? string
+---@return boolean
+function owner.alive(namespace, shm_dir) end
+
 --- Removes everything of one host-made namespace.
 ---@param namespace string
 ---@param shm_dir? string

@@ -53,6 +53,13 @@ function Shm:get_view(key) end
 ---@return string? code
 function Shm:_waiter(key) end
 
+--- Removes one key, whoever wrote it.
+---@param name string of its segment
+---@return true|nil
+---@return string? message
+---@return string? code "EBUSY": its lock is held
+function Shm:_discard_name(name) end
+
 --- Removes the unread keys that were put through this handle and start so.
 ---@param prefix string
 ---@return integer removed

@@ -15,6 +15,7 @@ Verbs:
   run SCRIPT ...      the same as omnihost SCRIPT ..., for a script that is named like a verb
   check SCRIPT        check the pipeline that a script returns, without starting it
   plm FILE ...        run a guest program against tools: omnihost plm --help
+  shm ls|gc           list what lies in shared memory, remove what nobody will read
   test [ARGUMENT...]  run specs with busted, inside the host
 
 Options:
@@ -26,7 +27,8 @@ A script that returns a pipeline takes options of its own: omnihost SCRIPT --hel
 Exit codes: 0 done, 1 script or request failed, 2 wrong usage, 130 and 143 ended by a signal, in order.
 ]]
 
-local VERBS = { run = "omni.cli.run", check = "omni.cli.check", test = "omni.cli.test", plm = "omni.cli.plm" }
+local VERBS = { run = "omni.cli.run", check = "omni.cli.check", test = "omni.cli.test", plm = "omni.cli.plm",
+  shm = "omni.cli.shm" }
 
 --- Ends the run because it was called wrongly.
 ---@param message string

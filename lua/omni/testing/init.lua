@@ -2,6 +2,7 @@
 --- `omnihost test` does both for every `it`; elsewhere: `local before = testing.snapshot()` … `testing.check(before)`.
 local host = require "omni.native.host"
 local omni = require "omni"
+local owner = require "omni.native.owner"
 local uv = require "luv"
 
 local M = {}
@@ -58,11 +59,17 @@ local function children()
   return found
 end
 
+-- A pipeline that lives is somebody else's, or its processes are reported as children anyway.
+local function is_ours(name)
+  local namespace = name:match "^(o[a-z2-7]+)[_.]"
+  return not (namespace and owner.is_owned_name(namespace) and owner.alive(namespace))
+end
+
 local function shared_memory()
   local found = {}
   for _, name in ipairs(entries "/dev/shm") do
     for _, form in ipairs(FORMS) do
-      if name:find(form) then found["/dev/shm/" .. name] = true end
+      if name:find(form) and is_ours(name) then found["/dev/shm/" .. name] = true end
     end
   end
   return found
