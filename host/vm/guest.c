@@ -24,7 +24,8 @@ static int line_from(lua_State *L, int level) {
 /* Message handler of the guest's main chunk. It runs no code of the guest's: hooks are off in handlers. */
 static int on_error(lua_State *L) {
   vm_guest *g = vm_guest_self();
-  g->armed = false; /* what follows is the report, with memory of its own */
+  g->armed = false;
+  g->reporting = true;
   g->outcome.line = line_from(L, 1);
   luaL_traceback(L, L, NULL, 1);
   lua_pushlightuserdata(L, &trace_key);
@@ -72,6 +73,7 @@ static int describe_error(lua_State *L) {
     lua_rawget(L, 1);
     if (lua_type(L, -1) == LUA_TSTRING) lua_replace(L, 1);
   }
+  if (out->message != NULL) return 0; /* a limit's */
   size_t len;
   const char *text = guest_tolstring(L, 1, &len);
   out->message = copy(text, len);
@@ -89,45 +91,42 @@ static int line_of(const char *message) {
   return 0;
 }
 
-/* The error value is on top. */
-static void take_error(vm_guest *g, lua_State *L, int status) {
+/* A limit's message tells where it was reached, not where the last pcall gave up. */
+static void take_trip(vm_guest *g) {
   vm_guest_outcome *out = &g->outcome;
-  if (status == LUA_ERRMEM && g->trip == OMNI_OK) out->code = OMNI_EMEMORY;
-  if (g->trip != OMNI_OK) { /* where it was reached, not where the last pcall gave up */
-    char text[sizeof g->trip_place + sizeof g->trip_text];
-    snprintf(text, sizeof text, "%s%s", g->trip_place, g->trip_text);
-    out->code = g->trip;
-    out->message = copy(text, strlen(text));
-    out->line = g->trip_place[0] != '\0' ? line_of(text) : g->last_line;
-  }
+  char text[sizeof g->trip_place + sizeof g->trip_text];
+  snprintf(text, sizeof text, "%s%s", g->trip_place, g->trip_text);
+  free(out->message);
+  out->message = copy(text, strlen(text));
+  out->code = g->trip;
+  out->line = g->trip_place[0] != '\0' ? line_of(text) : g->last_line;
+}
+
+/* The error value is on top. */
+static void take_error(vm_guest *g, lua_State *L, omni_err code) {
+  vm_guest_outcome *out = &g->outcome;
+  g->reporting = true;
+  out->code = code;
+  if (g->trip != OMNI_OK) take_trip(g);
   lua_pushcfunction(L, describe_error);
   lua_insert(L, -2);
-  char *message = out->message;
-  /* An object's __tostring is the guest's code: limits hold for it. */
-  if (message == NULL) guest_arm(g, L);
+  guest_arm(g, L); /* an object's __tostring is the guest's code: limits hold for it */
   int failed = lua_pcall(L, 1, 0, 0);
-  if (message == NULL) guest_disarm(g, L);
-  if (message != NULL && out->message != message) {
-    free(out->message);
-    out->message = message;
-  }
-  if (failed) lua_pop(L, 1);
-  if (out->message == NULL) out->message = copy("error without a message", 23);
-  if (out->line == 0) out->line = line_of(out->message != NULL ? out->message : "");
+  guest_disarm(g, L);
+  if (failed && g->trip != OMNI_OK) take_trip(g);
+  if (out->line == 0 && out->message != NULL) out->line = line_of(out->message);
 }
 
 /* ---- the program ---- */
 
-/* Under a protected call. */
-static int open_state(lua_State *L) {
-  vm_guest *g = vm_guest_self();
+static void open_state(vm_guest *g, lua_State *L) {
   luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* compiled code runs no hooks */
   lua_gc(L, LUA_GCSETPAUSE, 150);
   lua_gc(L, LUA_GCSETSTEPMUL, 400);
   guest_env_open(L);
   lua_pushvalue(L, LUA_GLOBALSINDEX);
   if (g->ops->open != NULL) g->ops->open(L, g->arg);
-  return 0;
+  lua_settop(L, 0);
 }
 
 /* A literal such as 5LL loads the FFI behind everybody's back. */
@@ -152,12 +151,6 @@ static bool compile(vm_guest *g, lua_State *L) {
   return false;
 }
 
-/* Under a protected call: the chunk's arguments. */
-static int push_arguments(lua_State *L) {
-  vm_guest *g = vm_guest_self();
-  return g->ops->arguments != NULL ? g->ops->arguments(L, g->arg) : 0;
-}
-
 /* Under a protected call: the chunk's results are the whole stack. */
 static int take_results(lua_State *L) {
   vm_guest *g = vm_guest_self();
@@ -165,21 +158,21 @@ static int take_results(lua_State *L) {
   return 0;
 }
 
-static int run_chunk(vm_guest *g, lua_State *L) {
+/* Calls the chunk, which is on top, and then takes its results: what cannot be returned is an error of the program. */
+static int call_chunk(vm_guest *g, lua_State *L) {
+  lua_settop(L, 1);
   lua_pushcfunction(L, on_error);
+  lua_pushcfunction(L, take_results);
   lua_insert(L, 1);
-  int top = lua_gettop(L);
-  lua_pushcfunction(L, push_arguments);
-  int status = lua_pcall(L, 0, LUA_MULTRET, 0);
-  if (status != 0) return status;
+  lua_insert(L, 2); /* take_results, on_error, chunk */
+  int n = g->ops->arguments != NULL ? g->ops->arguments(L, g->arg) : 0;
   guest_arm(g, L);
-  status = lua_pcall(L, lua_gettop(L) - top, LUA_MULTRET, 1);
+  int status = lua_pcall(L, n, LUA_MULTRET, 2);
   if (status == 0 && g->trip == OMNI_OK) {
-    lua_pushcfunction(L, take_results); /* what cannot be returned is an error of the program */
-    lua_replace(L, 1);
+    lua_remove(L, 2);
     status = lua_pcall(L, lua_gettop(L) - 1, 0, 0);
-  } else if (status == 0) {
-    lua_settop(L, 1);
+  } else if (status == 0) { /* a limit was tripped by the last that it did */
+    lua_settop(L, 0);
     lua_pushnil(L);
     status = LUA_ERRRUN;
   }
@@ -187,18 +180,30 @@ static int run_chunk(vm_guest *g, lua_State *L) {
   return status;
 }
 
+/* Under lua_cpcall, for every push can find no memory. */
+static int run_body(lua_State *L) {
+  vm_guest *g = vm_guest_self();
+  open_state(g, L);
+  if (!compile(g, L)) {
+    take_error(g, L, OMNI_ESYNTAX);
+    return 0;
+  }
+  int status = call_chunk(g, L);
+  if (status != 0) take_error(g, L, status == LUA_ERRMEM ? OMNI_EMEMORY : OMNI_ERUN);
+  return 0;
+}
+
 static void run(vm_guest *g, lua_State *L) {
   vm_guest_outcome *out = &g->outcome;
-  int status = lua_cpcall(L, open_state, NULL);
-  if (status == 0 && !compile(g, L)) {
-    status = LUA_ERRSYNTAX;
-    out->code = OMNI_ESYNTAX;
-  } else if (status == 0) {
-    status = run_chunk(g, L);
+  int status = lua_cpcall(L, run_body, NULL);
+  if (status == 0 && out->code == OMNI_OK) return;
+  if (g->armed) guest_disarm(g, L);
+  if (out->code == OMNI_OK) {
+    out->code = status == LUA_ERRMEM ? OMNI_EMEMORY : OMNI_ERUN;
+    const char *text = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "";
+    out->message = copy(text, strlen(text));
   }
-  if (status == 0) return;
-  if (out->code == OMNI_OK) out->code = OMNI_ERUN;
-  take_error(g, L, status);
+  if (out->message == NULL) out->message = copy("error without a message", 23);
 }
 
 static void without_memory(vm_guest *g) {

@@ -54,12 +54,13 @@ static bool may_grow(vm_guest *g, size_t more, size_t block) {
     return false;
   }
   if (g->used + more <= g->limits.memory) return true;
-  if (g->armed) {
+  if (g->armed && !g->reporting) {
     char text[80];
     snprintf(text, sizeof text, "the program needs more than %zu bytes", g->limits.memory);
     trip(g, OMNI_EMEMORY, text);
   }
-  return g->used + more <= g->limits.memory + (g->armed ? MEMORY_SLACK : REPORT_SLACK);
+  size_t slack = g->reporting ? REPORT_SLACK : g->armed ? MEMORY_SLACK : 0;
+  return g->used + more <= g->limits.memory + slack;
 }
 
 void *guest_alloc(void *ud, void *ptr, size_t osize, size_t nsize) {

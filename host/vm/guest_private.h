@@ -31,12 +31,12 @@ struct vm_guest {
   lua_State *L;
   char *stack_end;       /* C frames below this address may call no Lua */
   size_t used;           /* bytes held by the state */
-  size_t slack;          /* bytes beyond the limit: for reporting an error, and to reach the next instruction */
   size_t fresh;          /* bytes allocated since the last collection that the hook asked for */
   uint64_t instructions; /* so far */
   size_t unchecked;      /* charged since the last look at the limits */
   unsigned looks;        /* of the hook: the clock is read in some of them */
   bool armed;            /* guest code runs: the hook is set */
+  bool reporting;        /* its error is described: with some memory beyond the limit */
   int last_line;         /* where a hook out of turn saw the guest */
   omni_err trip;         /* the limit that was reached, OMNI_OK while none is */
   char trip_text[160];   /* its message */

@@ -87,7 +87,8 @@ end
 
 local function mark(report, event, what, time)
   return {
-    ph = "i", s = "t", name = ("%s %s"):format(what, event.tool), pid = 1, tid = PROGRAM, ts = microseconds(report, time),
+    ph = "i", s = "t", name = ("%s %s"):format(what, event.tool), pid = 1, tid = PROGRAM,
+    ts = microseconds(report, time),
     args = { args = event.args, line = event.line, outcome = event.outcome },
   }
 end

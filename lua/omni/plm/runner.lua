@@ -35,7 +35,7 @@ local LIMITS = {
 }
 
 ---@class omni.plm.Limits
----@field memory? number|string bytes that a program's state may hold ("64M"); twice or three times what it needs at once
+---@field memory? number|string bytes that a program's state may hold ("64M"); give it twice what it needs at once
 ---@field seconds? number from its start (10)
 ---@field instructions? number of the virtual machine (1e9)
 ---@field calls? integer tool calls (1000)
@@ -183,7 +183,8 @@ end
 ---@field results table what the program returned; `n` of them
 ---@field error? { message: string, code: string, line?: integer, tool?: string, traceback?: string }
 ---@field logical { tool: string, args: string }[] the calls that it made, in order
----@field events table[] what the host did, in order: op, tool, args, handle, line, outcome, t_prepare, t_start, t_end, t_resolve
+---@field events table[] what the host did, in order: op, tool, args, handle, line, outcome, t_prepare, t_start, t_end,
+---  t_resolve
 ---@field stats table counters; wall, guest and rewrite in seconds
 ---@field printed string what print wrote
 

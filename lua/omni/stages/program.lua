@@ -3,10 +3,11 @@
 ---   config = { tools = { "tools.shop" }, plm = true, limits = { seconds = 10, … }, chunkname = "agent.lua" }
 ---
 --- A chunk is the program's text, or a table { source = text, inputs = value }. What goes on is a table: { ok = true,
---- results = { …, n = }, printed = } or { ok = false, error = { message =, code =, line =, tool = }, printed = }. A
+--- results = [ … ], printed = } or { ok = false, error = { message =, code =, line =, tool = }, printed = }. A
 --- program that fails is an answer like another; the request goes on.
 
 local check = require "omni.check"
+local json = require "omni.json"
 local plm = require "omni.plm"
 
 local program = {}
@@ -56,8 +57,9 @@ end
 
 local function answer(report)
   if not report.ok then return { ok = false, error = report.error, printed = report.printed } end
-  local results = report.results
-  return { ok = true, results = results, printed = report.printed }
+  local results = {}
+  for i = 1, report.results.n do results[i] = report.results[i] == nil and json.null or report.results[i] end
+  return { ok = true, results = json.array(results), printed = report.printed }
 end
 
 function program.run(self, request, input, emit)
