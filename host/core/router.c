@@ -4,6 +4,7 @@
 #include "core/sys.h"
 #include "core/table.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,29 +12,60 @@
 /* Who has the waiter. IDLE: the caller runs; ASLEEP: it has suspended and wants the bell; DONE: the result is there. */
 enum { IDLE, ASLEEP, DONE };
 
+#define INLINE 48 /* bytes of a key and of an answer that need no memory of their own */
+
+/* Bytes that are replaced again and again. */
+typedef struct cell {
+  unsigned char *data; /* `small`, or memory of its own */
+  size_t len;
+  unsigned char small[INLINE];
+} cell;
+
 struct omni_waiter {
   atomic_uint refs;
   atomic_int state;
   omni_node node;  /* in the router's table while registered (under its lock) */
   bool registered; /* the same */
-  omni_blob *result;
   bool failed;
+  uint32_t tag;
+  cell key, answer;
   omni_inbox *inbox;
   omni_event bell;
   void (*woken)(void *arg, uint64_t token); /* set before ASLEEP, read after it */
   void *arg;
   uint64_t token;
-  size_t len;
-  unsigned char key[];
 };
 
 struct omni_router {
   atomic_uint refs;
-  omni_mutex mutex; /* protects table and fatal; nothing is called under it */
+  omni_mutex mutex; /* protects what follows; nothing is called under it */
   omni_table table;
   omni_blob *fatal;
-  omni_metric *registered, *delivered, *late, *waiting;
+  uint64_t registered_count, delivered_count, late_count;
+  omni_metric *registered, *delivered, *late, *waiting; /* set, not added to: the lock makes the additions safe */
 };
+
+/* ---- cells ---- */
+
+static void cell_clear(cell *c) {
+  if (c->data != c->small) free(c->data);
+  c->data = c->small;
+  c->len = 0;
+}
+
+/* Memory for so many bytes where they are too many for a cell. False when there is none. */
+static bool memory_for(size_t len, unsigned char **memory) {
+  *memory = len > INLINE ? malloc(len) : NULL;
+  return len <= INLINE || *memory != NULL;
+}
+
+/* With memory as memory_for gave it; without, what does not fit is cut off. */
+static void cell_set(cell *c, const void *data, size_t len, unsigned char *memory) {
+  if (c->data != c->small) free(c->data);
+  c->data = memory != NULL ? memory : c->small;
+  c->len = memory == NULL && len > INLINE ? INLINE : len;
+  if (c->len > 0) memcpy(c->data, data, c->len);
+}
 
 /* ---- waiters ---- */
 
@@ -44,10 +76,14 @@ static omni_waiter *waiter_ref(omni_waiter *waiter) {
 
 void omni_waiter_unref(omni_waiter *waiter) {
   if (waiter == NULL || atomic_fetch_sub_explicit(&waiter->refs, 1, memory_order_acq_rel) != 1) return;
-  omni_blob_unref(waiter->result);
+  cell_clear(&waiter->key);
+  cell_clear(&waiter->answer);
   omni_inbox_unref(waiter->inbox);
   free(waiter);
 }
+
+/* acquire: what others did with it comes before its next life. */
+bool omni_waiter_idle(omni_waiter *waiter) { return atomic_load_explicit(&waiter->refs, memory_order_acquire) == 1; }
 
 static void on_bell(omni_event *event) {
   omni_waiter *waiter = omni_container(event, omni_waiter, bell);
@@ -57,23 +93,24 @@ static void on_bell(omni_event *event) {
 
 static void on_dropped(omni_event *event) { omni_waiter_unref(omni_container(event, omni_waiter, bell)); }
 
-static omni_waiter *waiter_new(const void *key, size_t len, omni_inbox *inbox) {
-  omni_waiter *waiter = calloc(1, sizeof *waiter + len);
+omni_waiter *omni_waiter_new(omni_inbox *inbox) {
+  omni_waiter *waiter = calloc(1, sizeof *waiter);
   if (waiter == NULL) return NULL;
-  atomic_init(&waiter->refs, 2); /* the table's and the caller's */
+  atomic_init(&waiter->refs, 1);
   atomic_init(&waiter->state, IDLE);
   omni_event_init(&waiter->bell, on_bell, on_dropped);
+  waiter->key.data = waiter->key.small;
+  waiter->answer.data = waiter->answer.small;
   waiter->inbox = omni_inbox_ref(inbox);
-  waiter->len = len;
-  memcpy(waiter->key, key, len);
   return waiter;
 }
 
-/* The deliverer has taken the waiter out of the table, so it alone writes the result. Gives the table's reference back.
- * The exchange publishes the result, and tells whether the caller sleeps: it cannot fall asleep unseen afterwards. */
-static void publish(omni_waiter *waiter, omni_blob *result, bool failed) {
-  waiter->result = result;
-  waiter->failed = failed;
+/* The deliverer has taken the waiter out of the table, so it alone writes the answer. Gives the table's reference back.
+ * The exchange publishes the answer, and tells whether the caller sleeps: it cannot fall asleep unseen afterwards. */
+static void publish(omni_waiter *waiter, const omni_answer *answer, unsigned char *memory) {
+  cell_set(&waiter->answer, answer->data, answer->len, memory);
+  waiter->tag = answer->tag;
+  waiter->failed = answer->failed;
   if (atomic_exchange(&waiter->state, DONE) == ASLEEP) {
     waiter_ref(waiter);
     if (omni_inbox_post(waiter->inbox, &waiter->bell) != OMNI_POSTED) omni_waiter_unref(waiter);
@@ -91,10 +128,9 @@ bool omni_waiter_sleep(omni_waiter *waiter, void (*woken)(void *, uint64_t), voi
   return atomic_compare_exchange_strong(&waiter->state, &idle, ASLEEP) || idle == ASLEEP;
 }
 
-bool omni_waiter_result(omni_waiter *waiter, omni_blob **result, bool *failed) {
+bool omni_waiter_result(omni_waiter *waiter, omni_answer *answer) {
   if (atomic_load(&waiter->state) != DONE) return false;
-  *result = waiter->result;
-  *failed = waiter->failed;
+  *answer = (omni_answer){waiter->failed, waiter->tag, waiter->answer.data, waiter->answer.len};
   return true;
 }
 
@@ -142,55 +178,72 @@ unsigned omni_router_others(omni_router *router) { return atomic_load(&router->r
 static omni_waiter *find(omni_router *router, const void *key, size_t len, uint64_t hash) {
   for (omni_node *node = omni_table_first(&router->table, hash); node != NULL; node = omni_table_next(node)) {
     omni_waiter *waiter = omni_container(node, omni_waiter, node);
-    if (waiter->len == len && memcmp(waiter->key, key, len) == 0) return waiter;
+    if (waiter->key.len == len && memcmp(waiter->key.data, key, len) == 0) return waiter;
   }
   return NULL;
 }
 
 /* Under the lock. */
+static void count_waiting(omni_router *router) { omni_metric_set(router->waiting, (int64_t)router->table.count); }
+
+/* Under the lock. */
 static void take_out(omni_router *router, omni_waiter *waiter) {
   omni_table_remove(&router->table, &waiter->node);
   waiter->registered = false;
+  count_waiting(router);
 }
 
-omni_err omni_router_register(omni_router *router, const void *key, size_t len, omni_inbox *inbox,
-                              omni_waiter **result) {
-  omni_waiter *waiter = waiter_new(key, len, inbox);
-  if (waiter == NULL) return OMNI_ENOMEM;
-  uint64_t hash = omni_hash(key, len);
-  omni_err err = OMNI_OK;
-  omni_mutex_lock(&router->mutex);
-  if (router->fatal != NULL)
-    err = OMNI_ECANCELED;
-  else if (find(router, key, len, hash) != NULL)
-    err = OMNI_EEXIST;
-  else if (!omni_table_add(&router->table, &waiter->node, hash))
-    err = OMNI_ENOMEM;
-  else
-    waiter->registered = true;
-  omni_mutex_unlock(&router->mutex);
-  if (err != OMNI_OK) {
-    omni_waiter_unref(waiter);
-    omni_waiter_unref(waiter);
-    return err;
-  }
-  omni_metric_add(router->registered, 1);
-  omni_metric_add(router->waiting, 1);
-  *result = waiter;
+/* Under the lock. */
+static omni_err enter(omni_router *router, omni_waiter *waiter, uint64_t hash) {
+  if (router->fatal != NULL) return OMNI_ECANCELED;
+  if (find(router, waiter->key.data, waiter->key.len, hash) != NULL) return OMNI_EEXIST;
+  if (!omni_table_add(&router->table, &waiter->node, hash)) return OMNI_ENOMEM;
+  waiter->registered = true;
+  waiter_ref(waiter); /* the table's */
+  omni_metric_set(router->registered, (int64_t)++router->registered_count);
+  count_waiting(router);
   return OMNI_OK;
 }
 
-bool omni_router_deliver(omni_router *router, const void *key, size_t len, omni_blob *result, bool failed) {
+omni_err omni_router_register(omni_router *router, omni_waiter *waiter, const void *key, size_t len) {
+  unsigned char *memory;
+  assert(omni_waiter_idle(waiter) && "one waiter waits for one key at a time");
+  if (!memory_for(len, &memory)) return OMNI_ENOMEM;
+  cell_set(&waiter->key, key, len, memory);
+  cell_clear(&waiter->answer);
+  atomic_store_explicit(&waiter->state, IDLE, memory_order_relaxed); /* nobody else knows it: the lock publishes it */
+  uint64_t hash = omni_hash(key, len);
+  omni_mutex_lock(&router->mutex);
+  omni_err err = enter(router, waiter, hash);
+  omni_mutex_unlock(&router->mutex);
+  return err;
+}
+
+/* The key's waiter, taken out of the table and ours, or NULL. */
+static omni_waiter *claim(omni_router *router, const void *key, size_t len) {
   uint64_t hash = omni_hash(key, len);
   omni_mutex_lock(&router->mutex);
   omni_waiter *waiter = find(router, key, len, hash);
-  if (waiter != NULL) take_out(router, waiter);
+  if (waiter != NULL) {
+    take_out(router, waiter);
+    omni_metric_set(router->delivered, (int64_t)++router->delivered_count);
+  } else {
+    omni_metric_set(router->late, (int64_t)++router->late_count);
+  }
   omni_mutex_unlock(&router->mutex);
-  omni_metric_add(waiter != NULL ? router->delivered : router->late, 1);
-  if (waiter == NULL) return false;
-  omni_metric_add(router->waiting, -1);
-  publish(waiter, result, failed);
-  return true;
+  return waiter;
+}
+
+omni_err omni_router_deliver(omni_router *router, const void *key, size_t len, const omni_answer *answer) {
+  unsigned char *memory; /* first: a waiter that is taken out must get its answer */
+  if (!memory_for(answer->len, &memory)) return OMNI_ENOMEM;
+  omni_waiter *waiter = claim(router, key, len);
+  if (waiter == NULL) {
+    free(memory);
+    return OMNI_ENOENT;
+  }
+  publish(waiter, answer, memory);
+  return OMNI_OK;
 }
 
 bool omni_router_unregister(omni_router *router, omni_waiter *waiter) {
@@ -198,25 +251,25 @@ bool omni_router_unregister(omni_router *router, omni_waiter *waiter) {
   bool mine = waiter->registered;
   if (mine) take_out(router, waiter);
   omni_mutex_unlock(&router->mutex);
-  if (!mine) return false;
-  omni_metric_add(router->waiting, -1);
-  omni_waiter_unref(waiter);
-  return true;
+  if (mine) omni_waiter_unref(waiter);
+  return mine;
 }
 
 void omni_router_fail_all(omni_router *router, omni_blob *error) {
-  omni_table failing = {0};
+  omni_answer answer = {true, error->tag, error->data, error->len};
   omni_mutex_lock(&router->mutex);
   if (router->fatal == NULL) router->fatal = omni_blob_ref(error);
-  failing = router->table;
+  omni_table failing = router->table;
   memset(&router->table, 0, sizeof router->table);
   for (omni_node *node = omni_table_each(&failing, NULL); node != NULL; node = omni_table_each(&failing, node))
     omni_container(node, omni_waiter, node)->registered = false;
+  count_waiting(router);
   omni_mutex_unlock(&router->mutex);
   for (omni_node *node = omni_table_each(&failing, NULL); node != NULL;) {
     omni_node *next = omni_table_each(&failing, node);
-    omni_metric_add(router->waiting, -1);
-    publish(omni_container(node, omni_waiter, node), omni_blob_ref(error), true);
+    unsigned char *memory;
+    (void)memory_for(answer.len, &memory); /* where it is short, so is the text */
+    publish(omni_container(node, omni_waiter, node), &answer, memory);
     node = next;
   }
   omni_table_free(&failing);

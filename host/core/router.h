@@ -30,20 +30,26 @@ void omni_router_unref(omni_router *router);
 /* References beside this one. */
 unsigned omni_router_others(omni_router *router);
 
-/* A waiter for a key (compared as bytes); its result will ring `inbox`. EEXIST: the key has a live one. ECANCELED:
- * fail_all has latched, see omni_router_fatal. ENOMEM. The caller gets one reference. Any thread. */
-omni_err omni_router_register(omni_router *router, const void *key, size_t len, omni_inbox *inbox,
-                              omni_waiter **waiter);
+/* Enters a waiter, which must be idle, for a key (compared as bytes). EEXIST: the key has a live one. ECANCELED: fail_all
+ * has latched, see omni_router_fatal. ENOMEM. The waiter's own thread. */
+omni_err omni_router_register(omni_router *router, omni_waiter *waiter, const void *key, size_t len);
 
-/* Hands a result (or, with failed, an error) to the key's waiter; takes over the reference of result if true. False and
- * late_results + 1 where nobody waits. Any thread, never waits. */
-bool omni_router_deliver(omni_router *router, const void *key, size_t len, omni_blob *result, bool failed);
+/* What a waiter gets. */
+typedef struct omni_answer {
+  bool failed;      /* an error, not a result */
+  uint32_t tag;     /* the deliverer's: which kind of value */
+  const void *data; /* copied by deliver; to the caller it is the waiter's, until that is registered again */
+  size_t len;
+} omni_answer;
+
+/* Hands a copy of the answer to the key's waiter. ENOENT, and late_results + 1, where nobody waits; ENOMEM. Any thread,
+ * never waits. */
+omni_err omni_router_deliver(omni_router *router, const void *key, size_t len, const omni_answer *answer);
 
 /* Takes this waiter, and only this one, out of the table; false if it is not in it. */
 bool omni_router_unregister(omni_router *router, omni_waiter *waiter);
 
-/* Every waiter fails with this error now (each its own reference), and so does every later register. The first error
- * stays. */
+/* Every waiter fails with this error now, and every later register fails. The first error stays. */
 void omni_router_fail_all(omni_router *router, omni_blob *error);
 
 /* The latched error with a reference for the caller, or NULL. */
@@ -53,12 +59,17 @@ void omni_router_read_stats(omni_router *router, omni_router_stats *stats);
 
 /* ---- waiters: the caller's side; its own thread only ---- */
 
+/* A waiter whose answers ring `inbox`; NULL when out of memory. It can wait for one key after the other. */
+omni_waiter *omni_waiter_new(omni_inbox *inbox);
 void omni_waiter_unref(omni_waiter *waiter);
+
+/* Neither in a table nor in the hands of a deliverer or a bell: it can be registered. */
+bool omni_waiter_idle(omni_waiter *waiter);
 
 /* About to suspend: true, and woken(arg, token) will run once on the inbox's loop; false: the result is there. */
 bool omni_waiter_sleep(omni_waiter *waiter, void (*woken)(void *arg, uint64_t token), void *arg, uint64_t token);
 
-/* Whether the result is there; *result stays the waiter's. */
-bool omni_waiter_result(omni_waiter *waiter, omni_blob **result, bool *failed);
+/* Whether the answer is there. */
+bool omni_waiter_result(omni_waiter *waiter, omni_answer *answer);
 
 #endif

@@ -22,7 +22,7 @@ typedef struct omni_table {
 /* The object that holds a node. */
 #define omni_container(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
-/* A hash of len bytes (FNV-1a). */
+/* A hash of len bytes, for tables of this process only. */
 uint64_t omni_hash(const void *data, size_t len);
 
 /* Adds a node under a hash; false when there is no memory for the first slots. */

@@ -69,26 +69,28 @@ static int router_new(lua_State *L) {
   return 1;
 }
 
-/* Leaving a waiter in the table would fail the next call of its key. The router is kept by the waiter's handle. */
-static void release_waiter(vm_handle *handle) {
-  omni_router_unregister(handle->extra, handle->object);
+/* The router that a waiter is in or was in; kept by the waiter's handle until the answer is taken. */
+static void forget_router(vm_handle *handle) {
   omni_router_unref(handle->extra);
   handle->extra = NULL;
 }
 
-/* register(key) -> waiter | nil, error, code */
-static int router_register(lua_State *L) {
-  omni_router *router = check_router(L);
-  key_bytes key;
-  read_key(L, 2, &key);
-  omni_waiter *waiter = NULL;
-  omni_err err = omni_router_register(router, key.data, key.len, vm_inbox(vm_of(L)), &waiter);
-  if (err == OMNI_OK) {
-    vm_handle *handle = vm_handle_push(L, &waiter_class, waiter);
-    handle->extra = omni_router_ref(router);
-    handle->release = release_waiter;
-    return 1;
-  }
+/* Leaving a waiter in the table would fail the next call of its key. */
+static void release_waiter(vm_handle *handle) {
+  if (handle->extra != NULL) omni_router_unregister(handle->extra, handle->object);
+  forget_router(handle);
+}
+
+/* waiter() -> waiter that waits for nothing yet */
+static int router_waiter(lua_State *L) {
+  omni_waiter *waiter = omni_waiter_new(vm_inbox(vm_of(L)));
+  if (waiter == NULL) return luaL_error(L, "out of memory");
+  vm_handle_push(L, &waiter_class, waiter)->release = release_waiter;
+  return 1;
+}
+
+/* nil, error, code; what fail_all latched has its code in its text. */
+static int refused(lua_State *L, omni_router *router, omni_err err) {
   if (err == OMNI_EEXIST) return vm_fail(L, err, "somebody waits for this key already");
   if (err != OMNI_ECANCELED) return vm_fail(L, err, NULL);
   omni_blob *fatal = omni_router_fatal(router);
@@ -98,16 +100,38 @@ static int router_register(lua_State *L) {
   return 2;
 }
 
+/* _enter(key, waiter) -> true | nil, error, code. The waiter is in no router, or its answer was taken. */
+static int router_enter(lua_State *L) {
+  omni_router *router = check_router(L);
+  vm_handle *handle = vm_handle_check(L, 3, &waiter_class);
+  omni_waiter *waiter = vm_object_check(L, 3, &waiter_class);
+  key_bytes key;
+  read_key(L, 2, &key);
+  if (!omni_waiter_idle(waiter)) { /* its deliverer is about to let go of it, or its bell is still on the way */
+    waiter = omni_waiter_new(vm_inbox(vm_of(L)));
+    if (waiter == NULL) return luaL_error(L, "out of memory");
+    omni_waiter_unref(handle->object);
+    handle->object = waiter;
+  }
+  omni_err err = omni_router_register(router, waiter, key.data, key.len);
+  if (err != OMNI_OK) return refused(L, router, err);
+  handle->extra = omni_router_ref(router);
+  lua_pushboolean(L, 1);
+  return 1;
+}
+
 static int deliver(lua_State *L, bool failed) {
   omni_router *router = check_router(L);
   key_bytes key;
+  vm_bytes bytes;
   read_key(L, 2, &key);
   lua_settop(L, 3);
-  omni_blob *blob = vm_encode(L, 3);
-  if (blob == NULL) return vm_misuse(L, "router:deliver cannot carry this value: %s", lua_tostring(L, -1));
-  bool found = omni_router_deliver(router, key.data, key.len, blob, failed);
-  if (!found) omni_blob_unref(blob);
-  lua_pushboolean(L, found);
+  if (!vm_encode_bytes(L, 3, &bytes))
+    return vm_misuse(L, "router:deliver cannot carry this value: %s", lua_tostring(L, -1));
+  omni_answer answer = {failed, bytes.tag, bytes.data, bytes.len};
+  omni_err err = omni_router_deliver(router, key.data, key.len, &answer);
+  if (err == OMNI_ENOMEM) return luaL_error(L, "out of memory");
+  lua_pushboolean(L, err == OMNI_OK);
   return 1;
 }
 
@@ -149,13 +173,14 @@ static int router_stats(lua_State *L) {
 
 /* ---- waiters ---- */
 
-/* _take() -> nil | true, value | false, error text */
+/* _take() -> nil | true, value | false, error text. With the answer there, the waiter is out of its router. */
 static int waiter_take(lua_State *L) {
-  omni_blob *result = NULL;
-  bool failed = false;
-  if (!omni_waiter_result(vm_object_check(L, 1, &waiter_class), &result, &failed)) return 0;
-  lua_pushboolean(L, !failed);
-  vm_decode(L, result);
+  omni_answer answer;
+  omni_waiter *waiter = vm_object_check(L, 1, &waiter_class);
+  if (!omni_waiter_result(waiter, &answer)) return 0;
+  forget_router(vm_handle_check(L, 1, &waiter_class));
+  lua_pushboolean(L, !answer.failed);
+  vm_decode_bytes(L, answer.tag, answer.data, answer.len);
   return 2;
 }
 
@@ -190,7 +215,7 @@ static int waiter_release(lua_State *L) {
   return 0;
 }
 
-static const luaL_Reg router_methods[] = {{"register", router_register},
+static const luaL_Reg router_methods[] = {{"_enter", router_enter},
                                           {"deliver", router_deliver},
                                           {"unregister", router_unregister},
                                           {"stats", router_stats},
@@ -210,6 +235,8 @@ int omni_open_router(lua_State *L) {
   lua_newtable(L);
   lua_pushcfunction(L, router_new);
   lua_setfield(L, -2, "new");
+  lua_pushcfunction(L, router_waiter);
+  lua_setfield(L, -2, "waiter");
   vm_class_methods(L, &router_class, "methods");
   vm_class_methods(L, &waiter_class, "waiter_methods");
   return 1;

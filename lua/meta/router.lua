@@ -10,15 +10,20 @@ local router = {}
 ---@return omni.Router
 function router.new() end
 
+--- A waiter that waits for nothing yet.
+---@return omni.Waiter
+function router.waiter() end
+
 ---@class omni.Router
 local Router = {}
 
---- Stands for a key until a result comes.
+--- Lets the waiter stand for a key until a result comes. It must be new, or its last answer was taken.
 ---@param key omni.RouterKey
----@return omni.Waiter|nil
+---@param waiter omni.Waiter
+---@return true|nil
 ---@return string? message
 ---@return string? code "EEXIST": the key has a live waiter; none where fail_all latched the message
-function Router:register(key) end
+function Router:_enter(key, waiter) end
 
 --- Hands a result to who waits.
 ---@param key omni.RouterKey

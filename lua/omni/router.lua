@@ -25,9 +25,6 @@ local Router = native.methods
 ---@class omni.Waiter
 local Waiter = native.waiter_methods
 
--- What send raised, by waiter.
-local failures = setmetatable({}, { __mode = "k" })
-
 --- A router; it can be passed to threads.
 ---@return omni.Router
 function M.new() return native.new() end
@@ -59,12 +56,23 @@ function Router:fail_all(err) self:_fail_all(error_text(err, "router:fail_all"))
 --- Fails who waits and who comes with ECLOSED. Idempotent.
 function Router:close() self:_fail_all "ECLOSED: the router is closed" end
 
--- `register` with the latched error's own code.
-local native_register = Router.register
-function Router:register(key)
-  local waiter, err, code = native_register(self, key)
-  if waiter then return waiter end
+-- A latched error has its code in its text.
+local function enter(router, key, waiter)
+  local ok, err, code = router:_enter(key, waiter)
+  if ok then return true end
   return nil, err, code or select(2, coded(err))
+end
+
+--- A waiter for the key, which only one can have.
+---@param key omni.RouterKey
+---@return omni.Waiter? waiter
+---@return string? error "EEXIST: …" for a live key, or what fail_all latched
+---@return string? code
+function Router:register(key)
+  local waiter = native.waiter()
+  local ok, err, code = enter(self, key, waiter)
+  if ok then return waiter end
+  return nil, err, code
 end
 
 local function taken(ok, value)
@@ -96,6 +104,29 @@ local function show(key)
   return "{" .. table.concat(parts, ", ") .. "}"
 end
 
+-- Records of calls that are over, with their waiters, for the calls to come: a call makes no garbage of its own.
+local spares = {}
+local KEPT = 64
+
+local function record_of(router, key, send)
+  local call = spares[#spares]
+  if call then
+    spares[#spares] = nil
+    call.router, call.key, call.send = router, key, send
+    return call
+  end
+  call = { router = router, key = key, send = send, waiter = native.waiter(), sent = false, over = false }
+  call.failure = false
+  return call
+end
+
+-- The waiter's answer was taken, or it was never registered, and send is not running: nobody else knows the record.
+local function recycle(call)
+  if #spares >= KEPT then return end
+  call.router, call.key, call.send, call.sent = false, false, false, false
+  spares[#spares + 1] = call
+end
+
 -- Runs send as a task of its own, so that a send that suspends can be left behind.
 local function guard(call)
   local ok, err = pcall(call.send)
@@ -105,19 +136,25 @@ local function guard(call)
     log.warn("the send of a call that is over failed", { key = show(call.key), error = tostring(err) })
     return
   end
-  failures[call.waiter] = { err }
+  call.failure = { err }
   call.router:_fail(call.key, "ERUN: send failed")
 end
 
 local function finish(call, ...)
   call.over = true
-  local failure = failures[call.waiter]
   call.waiter:_release()
-  if failure then error(failure[1], 0) end
+  if call.failure then error(call.failure[1], 0) end
   if not call.sent then
     log.warn("a call is over and its send still runs; it is left behind", { key = show(call.key) })
   end
   return ...
+end
+
+-- The answer came while send ran, or was waited for: the usual end.
+local function answered(call, ok, value)
+  recycle(call)
+  if ok then return value end
+  return nil, coded(value)
 end
 
 --- Registers the key, sends, and waits for the result. One deadline covers both.
@@ -133,15 +170,19 @@ function Router:call(key, send, timeout)
     check.misuse(("router:call: timeout must be seconds from 0 on, not %s"):format(tostring(timeout)))
   end
   local deadline = timeout and sched.now() + timeout
-  local waiter, err, code = self:register(key)
-  if not waiter then return nil, err, code end
-  local call = { router = self, key = key, send = send, waiter = waiter }
+  local call = record_of(self, key, send)
+  local waiter = call.waiter
+  local entered, err, code = enter(self, key, waiter)
+  if not entered then
+    recycle(call)
+    return nil, err, code
+  end
   sched.run(guard, call)
   local ok, value = waiter:_take()
-  if ok and call.sent then -- delivered inside of send
-    waiter:_release()
-    return value
+  if ok == nil and call.sent and waiter:_wait(deadline and math.max(0, deadline - sched.now()) or -1) then
+    ok, value = waiter:_take()
   end
+  if ok ~= nil and call.sent and not call.failure then return answered(call, ok, value) end
   return finish(call, waiter:wait(deadline and math.max(0, deadline - sched.now())))
 end
 

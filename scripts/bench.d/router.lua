@@ -23,9 +23,9 @@ end
 local function respond(r, requests)
   requests:bind()
   while true do
-    for _, key in ipairs(requests:get_batch()) do
-      if key == false then return end
-      r:deliver(key, key[2])
+    for _, i in ipairs(requests:get_batch()) do
+      if i == false then return end
+      r:deliver({ "rpc", i }, i)
     end
   end
 end
@@ -37,7 +37,7 @@ function sides.across(calls)
   for i = 1, tonumber(calls) do
     local key = { "rpc", i }
     local began = uv.hrtime()
-    local value = r:call(key, function() requests:put(key) end, 5)
+    local value = r:call(key, function() requests:put(i) end, 5)
     took[i] = uv.hrtime() - began
     assert(value == i)
   end
