@@ -43,11 +43,11 @@ static omni_call *call_new(omni_run *run, uint32_t handle, uint32_t tool, omni_b
 }
 
 void omni_call_ring(omni_call *call, omni_rings *rings) {
-  if (call->run->blocked > 0) omni_cond_broadcast(&call->run->cond);
+  omni_run_wake(call->run, rings);
   if (!call->asleep) return;
   call->asleep = false;
   atomic_fetch_add(&call->refs, 1);
-  omni_rings_add(rings, call->inbox, &call->bell);
+  omni_rings_add(rings, (omni_ring){.inbox = call->inbox, .event = &call->bell});
 }
 
 /* ---- settling: under the lock ---- */

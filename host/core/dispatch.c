@@ -7,15 +7,17 @@
 /* ---- bells ---- */
 
 void omni_ring_worker(omni_worker *worker, omni_rings *rings) {
-  omni_cond_signal(&worker->cond);
-  if (worker->inbox == NULL) return; /* not up yet: it looks before it sleeps */
+  if (!worker->blocked && worker->inbox == NULL) return; /* not up yet: it looks before it sleeps */
   atomic_fetch_add(&worker->refs, 1);
-  omni_rings_add(rings, worker->inbox, &worker->bell);
+  if (worker->blocked)
+    omni_rings_add(rings, (omni_ring){.worker = worker});
+  else
+    omni_rings_add(rings, (omni_ring){.inbox = worker->inbox, .event = &worker->bell});
 }
 
 void omni_ring_home(omni_pool *pool, omni_rings *rings) {
   if (pool->home == NULL) return;
-  omni_rings_add(rings, pool->home, &omni_pool_ref(pool)->home_bell);
+  omni_rings_add(rings, (omni_ring){.inbox = pool->home, .event = &omni_pool_ref(pool)->home_bell});
 }
 
 /* ---- giving ---- */
@@ -183,16 +185,34 @@ omni_job *omni_worker_take(omni_worker *worker, bool *stop) {
   return job;
 }
 
-omni_job *omni_worker_wait(omni_worker *worker, bool *stop) {
-  omni_rings rings = {0};
-  omni_job *job;
-  *stop = false;
-  omni_mutex_lock(&worker->pool->mutex);
-  while ((job = take(worker, stop, &rings)) == NULL && !*stop)
+/* Under the lock: blocks until the bell, or until the deadline (0 = none). */
+static void block(omni_worker *worker, uint64_t deadline) {
+  worker->blocked = true;
+  if (deadline == 0)
     omni_cond_wait(&worker->cond, &worker->pool->mutex);
+  else
+    omni_cond_wait_until(&worker->cond, &worker->pool->mutex, deadline);
+  worker->blocked = false;
+}
+
+void omni_worker_rest(omni_worker *worker) {
+  omni_mutex_lock(&worker->pool->mutex);
+  worker->opened = true;
+  while (worker->job == NULL && !worker->pool->closing)
+    block(worker, 0);
+  omni_mutex_unlock(&worker->pool->mutex);
+}
+
+bool omni_worker_nap(omni_worker *worker, uint64_t until) {
+  omni_rings rings = {0};
+  omni_mutex_lock(&worker->pool->mutex);
+  omni_job *job = worker->job;
+  for (uint64_t now; omni_job_cancelled(job) == OMNI_CANCEL_NONE && (now = omni_sys_now()) < until;)
+    if (!omni_job_pass(job, now, &rings)) block(worker, job->deadline != 0 && job->deadline < until ? job->deadline : until);
+  bool slept = omni_job_cancelled(job) == OMNI_CANCEL_NONE;
   omni_mutex_unlock(&worker->pool->mutex);
   omni_rings_flush(&rings);
-  return job;
+  return slept;
 }
 
 void omni_worker_finish(omni_worker *worker, omni_blob *response) {

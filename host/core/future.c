@@ -210,7 +210,7 @@ static void cancel_all(omni_run *run, omni_rings *rings) {
     link = run->live.next;
   }
   if (run->stats.active == 0) omni_run_wake_quiet(run, rings);
-  omni_cond_broadcast(&run->cond);
+  omni_run_wake(run, rings);
 }
 
 void omni_run_cancel(omni_run *run) {
@@ -265,11 +265,15 @@ void omni_run_close(omni_run *run) {
   omni_mutex_unlock(&run->pool->mutex);
 }
 
+void omni_run_wake(omni_run *run, omni_rings *rings) {
+  if (run->blocked > 0) omni_rings_add(rings, (omni_ring){.run = omni_run_ref_memory(run)});
+}
+
 void omni_run_wake_quiet(omni_run *run, omni_rings *rings) {
-  if (run->blocked > 0) omni_cond_broadcast(&run->cond);
+  omni_run_wake(run, rings);
   if (run->quiet_inbox == NULL) return;
   omni_run_ref_memory(run);
-  omni_rings_add(rings, run->quiet_inbox, &run->quiet_bell);
+  omni_rings_add(rings, (omni_ring){.inbox = run->quiet_inbox, .event = &run->quiet_bell});
 }
 
 bool omni_run_quiet(omni_run *run) {

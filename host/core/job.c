@@ -7,23 +7,30 @@
 
 /* ---- bells ---- */
 
-static void ring(omni_inbox *inbox, omni_event *event) {
-  /* Queued already: that delivery serves this one too; drop gives back the reference, and no more. */
-  if (omni_inbox_post(inbox, event) != OMNI_POSTED) event->drop(event);
+static void ring_now(const omni_ring *ring) {
+  if (ring->worker != NULL) {
+    omni_cond_signal(&ring->worker->cond);
+    omni_worker_unref(ring->worker);
+  } else if (ring->run != NULL) {
+    omni_cond_broadcast(&ring->run->cond);
+    omni_run_unref_memory(ring->run);
+  } else if (omni_inbox_post(ring->inbox, ring->event) != OMNI_POSTED) {
+    ring->event->drop(ring->event); /* a delivery on its way serves this one too: only the reference goes back */
+  }
 }
 
-void omni_rings_add(omni_rings *rings, omni_inbox *inbox, omni_event *event) {
+void omni_rings_add(omni_rings *rings, omni_ring ring) {
   if (rings->count == OMNI_RINGS) {
-    ring(inbox, event);
+    ring_now(&ring);
     return;
   }
-  rings->at[rings->count].inbox = omni_inbox_ref(inbox);
-  rings->at[rings->count++].event = event;
+  if (ring.inbox != NULL) omni_inbox_ref(ring.inbox);
+  rings->at[rings->count++] = ring;
 }
 
 void omni_rings_flush(omni_rings *rings) {
   for (unsigned i = 0; i < rings->count; i++) {
-    ring(rings->at[i].inbox, rings->at[i].event);
+    ring_now(&rings->at[i]);
     omni_inbox_unref(rings->at[i].inbox);
   }
   rings->count = 0;

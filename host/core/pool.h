@@ -110,8 +110,11 @@ omni_job *omni_worker_take(omni_worker *worker, bool *stop);
 /* The tool has ended: publishes its response (the reference is taken over), and the worker is free. */
 void omni_worker_finish(omni_worker *worker, omni_blob *response);
 
-/* Waits up to the deadline (0 = for ever) on a cond instead of a loop, for workers without one. */
-omni_job *omni_worker_wait(omni_worker *worker, bool *stop);
+/* Blocks its thread until there may be a job to take, or a stop: for workers whose loop has nothing else to do. */
+void omni_worker_rest(omni_worker *worker);
+
+/* Blocks its thread until this time on omni_sys_now's clock; false if the job in hand was cancelled before. */
+bool omni_worker_nap(omni_worker *worker, uint64_t until);
 
 /* ---- the home's side: on its loop only ---- */
 

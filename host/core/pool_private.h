@@ -27,17 +27,20 @@ static inline void omni_list_remove(omni_link *link) {
   link->prev = link->next = NULL;
 }
 
-/* Bells to be rung once the lock is given back: who is woken must not run into it. */
+/* Who is to be woken once the lock is given back: woken earlier, they would run into it. */
 #define OMNI_RINGS 16
+typedef struct omni_ring {
+  omni_inbox *inbox;   /* a reference; NULL: a worker or a run is meant */
+  omni_event *event;   /* with the reference of its object that deliver or drop gives back */
+  omni_worker *worker; /* one that blocks: a reference, or NULL */
+  omni_run *run;       /* whose callers block: a reference of its memory, or NULL */
+} omni_ring;
 typedef struct omni_rings {
   unsigned count;
-  struct {
-    omni_inbox *inbox; /* a reference */
-    omni_event *event; /* with the reference of its object that deliver or drop gives back */
-  } at[OMNI_RINGS];
+  omni_ring at[OMNI_RINGS];
 } omni_rings;
-/* Notes a bell; the event's reference is taken over. Rung at once where the notes are full. */
-void omni_rings_add(omni_rings *rings, omni_inbox *inbox, omni_event *event);
+/* Notes a bell; the references are taken over, but for the inbox's. Rung at once where the notes are full. */
+void omni_rings_add(omni_rings *rings, omni_ring ring);
 /* Rings them; without the lock. */
 void omni_rings_flush(omni_rings *rings);
 
@@ -83,7 +86,8 @@ struct omni_worker {
   omni_job *job;    /* ASSIGNED or STARTED */
   omni_link all;    /* pool's workers, or those that ended */
   omni_link idle;   /* pool's stack of those without a job */
-  omni_cond cond;   /* for omni_worker_wait */
+  omni_cond cond;   /* for omni_worker_wait and its like */
+  bool blocked;     /* in one of them: the cond wakes it, not the bell */
   omni_inbox *inbox; /* a reference while it listens */
   omni_event bell;
   void (*woken)(void *arg); /* set while it listens; its thread only */
@@ -216,6 +220,8 @@ void omni_run_written(omni_run *run, omni_rings *rings);
 /* OMNI_OK, or why the run cannot go on. */
 omni_err omni_run_over(const omni_run *run, uint64_t now);
 void omni_run_wake_quiet(omni_run *run, omni_rings *rings);
+/* Wakes callers that block. */
+void omni_run_wake(omni_run *run, omni_rings *rings);
 
 /* ---- call.c ---- */
 void omni_call_ring(omni_call *call, omni_rings *rings);

@@ -55,11 +55,35 @@ static int worker_take(lua_State *L) {
   return 1;
 }
 
-/* rest(): suspends until there may be a job. */
+/* Nothing of this state can go on but the running task: it may block the thread, which is cheaper than its loop. */
+static bool alone(lua_worker *w) {
+  vm_state *S = w->S;
+  if (S->task_count > 1 || S->ready != NULL || S->current != S->main || vm_children_alive(S)) return false;
+  omni_inbox_keep(S->inbox, false);
+  uv_unref((uv_handle_t *)&S->more); /* runs until this task's batch is over */
+  bool alive = uv_loop_alive(&S->loop) != 0;
+  uv_ref((uv_handle_t *)&S->more);
+  omni_inbox_keep(S->inbox, true);
+  return !alive;
+}
+
+/* rest(): until there may be a job. */
 static int worker_rest(lua_State *L) {
   lua_worker *w = check_self(L);
+  if (alone(w)) {
+    omni_worker_rest(w->worker);
+    return 0;
+  }
   w->ticket = vm_ticket_next(L, "a tool worker");
   return vm_park(L, "a tool worker", -1, 0);
+}
+
+/* nap(seconds) -> true | false: cancelled | nil: it has to be done by suspending. */
+static int worker_nap(lua_State *L) {
+  double seconds = luaL_checknumber(L, 1);
+  if (self == NULL || self->S != vm_of(L) || self->job == NULL || seconds > 1e9 || !alone(self)) return 0;
+  lua_pushboolean(L, omni_worker_nap(self->worker, omni_sys_now() + (uint64_t)(seconds * 1e9)));
+  return 1;
 }
 
 /* setup() -> what the manifest has for its workers. */
@@ -100,6 +124,7 @@ void plm_worker_main(omni_worker *worker) {
   if (w.S == NULL) return;
   self = &w;
   uv_timer_init(vm_loop(w.S), &w.timer);
+  uv_unref((uv_handle_t *)&w.timer);
   w.timer.data = &w;
   omni_worker_listen(worker, vm_inbox(w.S), on_woken, &w);
   omni_inbox_keep(vm_inbox(w.S), true); /* a tool that waits for ever waits for its cancel */
@@ -112,6 +137,6 @@ void plm_worker_main(omni_worker *worker) {
 
 void plm_worker_functions(lua_State *L) {
   static const luaL_Reg functions[] = {
-      {"take", worker_take}, {"rest", worker_rest}, {"setup", worker_setup}, {NULL, NULL}};
+      {"take", worker_take}, {"rest", worker_rest}, {"nap", worker_nap}, {"setup", worker_setup}, {NULL, NULL}};
   luaL_register(L, NULL, functions);
 }

@@ -47,6 +47,7 @@ static bool run_tool(omni_worker *worker, const omni_job *job) {
   switch (omni_job_tool(job)) {
   case WRITE: atomic_fetch_add(&cells[guest_of(args)], 1); break;
   case SLOW:
+    if (args->data[1] % 2 == 0) omni_worker_nap(worker, omni_sys_now() + 50000);
     for (int i = 0; i < 200 && omni_job_cancelled(job) == OMNI_CANCEL_NONE; i++)
       sched_yield();
     break;
@@ -57,11 +58,19 @@ static bool run_tool(omni_worker *worker, const omni_job *job) {
   return true;
 }
 
-static void worker_main(omni_worker *worker) {
+/* The next job, or NULL: stop. */
+static omni_job *next_job(omni_worker *worker) {
   bool stop = false;
-  for (omni_job *job; (job = omni_worker_wait(worker, &stop)) != NULL;)
+  for (;;) {
+    omni_job *job = omni_worker_take(worker, &stop);
+    if (job != NULL || stop) return job;
+    omni_worker_rest(worker);
+  }
+}
+
+static void worker_main(omni_worker *worker) {
+  for (omni_job *job; (job = next_job(worker)) != NULL;)
     if (!run_tool(worker, job)) return;
-  CHECK(stop);
 }
 
 /* ---- guests ---- */
@@ -162,8 +171,7 @@ static void *guest_main(void *arg) {
 static omni_run *watched;
 
 static void watching_main(omni_worker *worker) {
-  bool stop = false;
-  for (omni_job *job; (job = omni_worker_wait(worker, &stop)) != NULL;) {
+  for (omni_job *job; (job = next_job(worker)) != NULL;) {
     omni_run_stats stats;
     omni_run_read_stats(watched, &stats);
     CHECK(stats.pending == 1);

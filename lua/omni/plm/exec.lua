@@ -1,6 +1,7 @@
 --- One call of a tool: what it is given, and what of its outcome travels. On a worker or at home.
 local json = require "omni.json"
 local schema = require "omni.plm.schema"
+local native = require "omni.native.plm"
 local sched = require "omni.native.sched"
 
 local M = {}
@@ -27,7 +28,12 @@ function Context:sleep(seconds)
     error(("ctx:sleep: seconds must be a number from 0 on, not %s"):format(tostring(seconds)), 2)
   end
   if self:cancelled() then error(CANCELLED, 0) end
-  sched.park("ctx:sleep", seconds)
+  local slept = native.nap(seconds)
+  if slept == nil then
+    sched.park("ctx:sleep", seconds)
+  elseif not slept then
+    error(CANCELLED, 0)
+  end
 end
 
 -- ---- responses ----

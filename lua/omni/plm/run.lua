@@ -134,6 +134,7 @@ function Run:resolve(handle, request)
     if handle ~= 0 then self._native:cancel_handle(handle) end
     return nil, ("ENOENT: there is no tool %s%s"):format(request.tool, self.manifest:hint(request.tool)), "ENOENT"
   end
+  sched.ticket "run:resolve" -- where it could not wait it must not begin
   return await(self._native:_begin(handle, tool, args, line))
 end
 
