@@ -96,7 +96,8 @@ describe("runs and futures", function()
       run:cancel_handle(second)
       assert.equal(0, run:stats().calls)
       assert.equal("x!", run:call { tool = "lookup", args = { "x" } })
-      assert.equal("y!", run:resolve(run:prepare { tool = "lookup", args = { "y" } }, { tool = "lookup", args = { "y" } }))
+      local last = { tool = "lookup", args = { "y" } }
+      assert.equal("y!", run:resolve(run:prepare(last), last))
       assert.equal(0, run:prepare { tool = "lookup", args = { "z" } })
       assert.equal("ECALLS", select(3, run:call { tool = "lookup", args = { "z" } }))
       assert.equal(2, run:stats().calls)
@@ -454,7 +455,8 @@ describe("runs and futures", function()
     it("answer for what goes wrong in them, and the pool goes on", function()
       local run = make { SHOP }
       assert.same({ nil, "ERUN: plain words", "ERUN" }, { run:call { tool = "fail", args = { "plain words" } } })
-      assert.matches("^ERUN: .*spec/fixtures/tools/shop.lua:%d+: attempt to index", (select(2, run:call { tool = "crash", args = { "x" } })))
+      assert.matches("^ERUN: .*spec/fixtures/tools/shop.lua:%d+: attempt to index",
+        (select(2, run:call { tool = "crash", args = { "x" } })))
       assert.matches("^EJSON: tool unsendable: result 2 cannot travel", (select(2, run:call { tool = "unsendable" })))
       assert.same({ nil, "EWORKER: tool die ended its worker", "EWORKER" }, { run:call { tool = "die" } })
       assert.equal("a!", run:call { tool = "lookup", args = { "a" } })
@@ -504,7 +506,8 @@ describe("runs and futures", function()
 
     it("get their arguments checked, by path", function()
       local run = make { SHOP, { two = { call = function(_, a, b) return a, b end, params = {
-        { type = "string", enum = { "x", "y" } }, { type = { "array", "null" }, items = { type = "number", maximum = 3 } },
+        { type = "string", enum = { "x", "y" } },
+        { type = { "array", "null" }, items = { type = "number", maximum = 3 } },
       } } } }
       local function says(message, tool, ...)
         assert.equal(message, (select(2, run:call { tool = tool, args = { n = select("#", ...), ... } })))
@@ -557,7 +560,8 @@ describe("runs and futures", function()
     end)
 
     it("refuses names that clash or cannot be called", function()
-      says('tool "lookup" is given by tool module "spec.fixtures.tools.shop" already', { SHOP, { lookup = { call = f } } })
+      says('tool "lookup" is given by tool module "spec.fixtures.tools.shop" already',
+        { SHOP, { lookup = { call = f } } })
       says('tool "db.get" .* clashes with tool "db"', { SHOP, { db = { call = f } } })
       says('tool name "a%-b" must be names', { { ["a-b"] = { call = f } } })
       says('tool name "a.end" contains the keyword end', { { ["a.end"] = { call = f } } })
@@ -576,7 +580,9 @@ describe("runs and futures", function()
     it("refuses requests and options that it does not know", function()
       local run = make { SHOP }
       for pattern, call in pairs {
-        ['run:prepare: unknown key "arg" %(did you mean "args"%?%)'] = function() run:prepare { tool = "x", arg = {} } end,
+        ['run:prepare: unknown key "arg" %(did you mean "args"%?%)'] = function()
+          run:prepare { tool = "x", arg = {} }
+        end,
         ['run:resolve: key "tool" is missing'] = function() run:call {} end,
         ["argument 1 %(handle%) must be what prepare gave"] = function() run:resolve("1", { tool = "x" }) end,
         ['plm.open_run: key "manifest" must be made by plm.manifest'] = function() plm.open_run { manifest = {} } end,

@@ -208,7 +208,8 @@ bool omni_worker_nap(omni_worker *worker, uint64_t until) {
   omni_mutex_lock(&worker->pool->mutex);
   omni_job *job = worker->job;
   for (uint64_t now; omni_job_cancelled(job) == OMNI_CANCEL_NONE && (now = omni_sys_now()) < until;)
-    if (!omni_job_pass(job, now, &rings)) block(worker, job->deadline != 0 && job->deadline < until ? job->deadline : until);
+    if (!omni_job_pass(job, now, &rings))
+      block(worker, job->deadline != 0 && job->deadline < until ? job->deadline : until);
   bool slept = omni_job_cancelled(job) == OMNI_CANCEL_NONE;
   omni_mutex_unlock(&worker->pool->mutex);
   omni_rings_flush(&rings);

@@ -31,9 +31,7 @@ static void on_quiet(omni_event *event) {
   omni_run_unref_memory(run);
 }
 
-static void on_quiet_dropped(omni_event *event) {
-  omni_run_unref_memory(omni_container(event, omni_run, quiet_bell));
-}
+static void on_quiet_dropped(omni_event *event) { omni_run_unref_memory(omni_container(event, omni_run, quiet_bell)); }
 
 omni_run *omni_run_open(omni_pool *pool, const omni_run_options *options) {
   omni_run *run = calloc(1, sizeof *run);
@@ -260,7 +258,8 @@ void omni_run_close(omni_run *run) {
     run->blocked--;
     char names[200];
     write_names(run, names, sizeof names);
-    if (!woken && run->stats.active > 0) omni_log(OMNI_LOG_WARN, "tools that ignore their cancel hold a run: %s", names);
+    if (!woken && run->stats.active > 0)
+      omni_log(OMNI_LOG_WARN, "tools that ignore their cancel hold a run: %s", names);
   }
   omni_mutex_unlock(&run->pool->mutex);
 }

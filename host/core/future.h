@@ -2,10 +2,10 @@
  * Runs and futures: reads that start early and are claimed where the program calls.
  *
  *   prepare: 1 refused? 0   2 the future enters the run's table   3 its job is given to a free worker
- *   resolve: 1 the future leaves the table   2 tool, arguments and write epoch are compared   3 equal: wait for its job,
- *            else cancel it and make the ordinary call
- * Each handle is claimed at most once and means something in its run only. A call of a tool that is not `early` is a
- * write: it bumps the run's epoch and cancels all that is pending. Budgets are charged at resolve, never at prepare.
+ *   resolve: 1 the future leaves the table   2 tool, arguments and write epoch are compared   3 equal: wait for its
+ * job, else cancel it and make the ordinary call Each handle is claimed at most once and means something in its run
+ * only. A call of a tool that is not `early` is a write: it bumps the run's epoch and cancels all that is pending.
+ * Budgets are charged at resolve, never at prepare.
  *
  * A response is canonical JSON: {"n":2,"ok":["a",null]} (n values; null stands for nil) or {"code":"ECODE","error":
  * "text"}. Arguments are a JSON array, in which null stands for nil.
@@ -37,8 +37,8 @@ omni_run *omni_run_ref(omni_run *run);
 void omni_run_unref(omni_run *run);
 omni_pool *omni_run_pool(omni_run *run);
 
-/* Starts a read early. args: canonical JSON array (a reference is taken over). line: of the call, for the trace. 0 = not
- * prepared. Never waits. */
+/* Starts a read early. args: canonical JSON array (a reference is taken over). line: of the call, for the trace. 0 =
+ * not prepared. Never waits. */
 uint32_t omni_run_prepare(omni_run *run, uint32_t tool, omni_blob *args, int line);
 
 /* Delivers a call's response (one reference for the caller), waiting for it. args: reference taken over. handle 0: an
@@ -112,10 +112,10 @@ typedef struct omni_run_event {
   uint32_t tool;
   uint32_t handle; /* 0 = none */
   int line;
-  const char *outcome;   /* prepared, adopted, called, mismatch, stale, cancelled, unknown, …, or why it was refused */
-  bool logical;          /* a call that the program made: part of the logical trace */
-  bool failed;           /* its response is an error */
-  unsigned worker;       /* number of the worker that ran it; 0 = none or the home */
+  const char *outcome; /* prepared, adopted, called, mismatch, stale, cancelled, unknown, …, or why it was refused */
+  bool logical;        /* a call that the program made: part of the logical trace */
+  bool failed;         /* its response is an error */
+  unsigned worker;     /* number of the worker that ran it; 0 = none or the home */
   const omni_blob *args; /* lives until the visit returns */
   uint64_t prepared, started, ended, resolved;
 } omni_run_event;

@@ -30,10 +30,10 @@ typedef struct omni_job omni_job;
 
 /* What the pool needs to know of a tool. */
 typedef struct omni_tool {
-  const char *name;       /* copied */
-  bool early;             /* a read that may start before its place: result depends on arguments and earlier writes only */
-  bool home;              /* runs as a task of the manifest's own loop, not on a worker */
-  uint64_t timeout;       /* nanoseconds from its start; 0 = none */
+  const char *name; /* copied */
+  bool early;       /* a read that may start before its place: result depends on arguments and earlier writes only */
+  bool home;        /* runs as a task of the manifest's own loop, not on a worker */
+  uint64_t timeout; /* nanoseconds from its start; 0 = none */
   unsigned max_in_flight; /* calls at once, of all runs; 0 = no limit */
 } omni_tool;
 

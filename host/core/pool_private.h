@@ -59,11 +59,11 @@ struct omni_job {
   omni_blob *args; /* immutable */
   atomic_int cancel;
   omni_job_state state;
-  bool early;       /* nobody has claimed it: counts as early work */
-  bool slot;        /* counted in its tool's in_flight */
-  bool told;        /* its home was told of the cancel */
-  bool done;        /* response is published */
-  bool writes;      /* its end is the end of a write */
+  bool early;  /* nobody has claimed it: counts as early work */
+  bool slot;   /* counted in its tool's in_flight */
+  bool told;   /* its home was told of the cancel */
+  bool done;   /* response is published */
+  bool writes; /* its end is the end of a write */
   omni_blob *response;
   omni_worker *worker; /* while ASSIGNED or STARTED on one */
   unsigned number;     /* of the worker that ran it */
@@ -81,13 +81,13 @@ struct omni_worker {
   omni_pool *pool;  /* a reference */
   omni_thread thread;
   unsigned number;
-  bool opened;      /* it has asked for a job: its state is up */
-  bool stopped;     /* it was told to stop */
-  omni_job *job;    /* ASSIGNED or STARTED */
-  omni_link all;    /* pool's workers, or those that ended */
-  omni_link idle;   /* pool's stack of those without a job */
-  omni_cond cond;   /* for omni_worker_wait and its like */
-  bool blocked;     /* in one of them: the cond wakes it, not the bell */
+  bool opened;       /* it has asked for a job: its state is up */
+  bool stopped;      /* it was told to stop */
+  omni_job *job;     /* ASSIGNED or STARTED */
+  omni_link all;     /* pool's workers, or those that ended */
+  omni_link idle;    /* pool's stack of those without a job */
+  omni_cond cond;    /* for omni_worker_wait and its like */
+  bool blocked;      /* in one of them: the cond wakes it, not the bell */
   omni_inbox *inbox; /* a reference while it listens */
   omni_event bell;
   void (*woken)(void *arg); /* set while it listens; its thread only */
@@ -159,9 +159,9 @@ struct omni_run {
 };
 
 struct omni_call {
-  atomic_uint refs; /* the caller's, its bell's */
-  omni_run *run;    /* a reference of its memory */
-  omni_job *job;    /* a reference; NULL once settled */
+  atomic_uint refs;  /* the caller's, its bell's */
+  omni_run *run;     /* a reference of its memory */
+  omni_job *job;     /* a reference; NULL once settled */
   run_record record; /* what will be noted; args is a reference of the call's own */
   bool settled, taken;
   omni_err err;

@@ -358,17 +358,11 @@ static void unref_call(void *call) { omni_call_unref(call); }
 
 static const luaL_Reg pool_methods[] = {
     {"close", pool_close}, {"closed", pool_closed}, {"stats", pool_stats}, {"_id", pool_id}, {NULL, NULL}};
-static const luaL_Reg run_methods[] = {{"_prepare", run_prepare},
-                                       {"_begin", run_begin},
-                                       {"cancel_handle", run_cancel_handle},
-                                       {"cancel", run_cancel},
-                                       {"_shut", run_shut},
-                                       {"_quiet", run_quiet},
-                                       {"_wait", run_wait},
-                                       {"_names", run_names},
-                                       {"stats", run_stats},
-                                       {"_events", run_events},
-                                       {NULL, NULL}};
+static const luaL_Reg run_methods[] = {
+    {"_prepare", run_prepare}, {"_begin", run_begin}, {"cancel_handle", run_cancel_handle},
+    {"cancel", run_cancel},    {"_shut", run_shut},   {"_quiet", run_quiet},
+    {"_wait", run_wait},       {"_names", run_names}, {"stats", run_stats},
+    {"_events", run_events},   {NULL, NULL}};
 static const luaL_Reg call_methods[] = {
     {"_take", call_take}, {"_wait", call_wait}, {"__hope", call_hope}, {NULL, NULL}};
 
@@ -376,10 +370,20 @@ static const vm_class pool_class = {"omni.plm.pool", NULL, unref_pool, pool_meth
 static const vm_class run_class = {"omni.plm.run", NULL, unref_run, run_methods};
 static const vm_class call_class = {"omni.plm.call", NULL, unref_call, call_methods};
 
+static void set_methods(lua_State *L, const vm_class *class, const char *name) {
+  vm_class_push(L, class);
+  lua_getfield(L, -1, "__index");
+  lua_setfield(L, -3, name);
+  lua_pop(L, 1);
+}
+
 int omni_open_plm(lua_State *L) {
   static const luaL_Reg functions[] = {{"home", plm_home}, {"pool", plm_pool}, {"run", plm_run}, {NULL, NULL}};
   lua_newtable(L);
   luaL_register(L, NULL, functions);
+  set_methods(L, &run_class, "methods");
+  set_methods(L, &pool_class, "pool_methods");
+  set_methods(L, &call_class, "call_methods");
   plm_worker_functions(L);
   plm_job_functions(L);
   return 1;

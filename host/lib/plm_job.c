@@ -15,8 +15,7 @@ static void release_job(vm_handle *handle) {
   omni_job_set_user(job, NULL);
   free(handle->extra);
   handle->extra = NULL;
-  if (at_home(job))
-    omni_home_finish(omni_job_ref(job), omni_error_response("EWORKER", "the tool's script ended"));
+  if (at_home(job)) omni_home_finish(omni_job_ref(job), omni_error_response("EWORKER", "the tool's script ended"));
 }
 
 plm_exec *plm_job_push(lua_State *L, omni_job *job) {
@@ -103,9 +102,9 @@ static int job_deadline(lua_State *L) {
 
 static void unref_job(void *job) { omni_job_unref(job); }
 
-static const luaL_Reg job_methods[] = {{"_begin", job_begin}, {"_finish", job_finish},       {"_tool", job_tool},
-                                       {"_pool", job_pool},   {"_args", job_args},           {"_cancelled", job_cancelled},
-                                       {"_deadline", job_deadline}, {NULL, NULL}};
+static const luaL_Reg job_methods[] = {
+    {"_begin", job_begin}, {"_finish", job_finish},       {"_tool", job_tool},         {"_pool", job_pool},
+    {"_args", job_args},   {"_cancelled", job_cancelled}, {"_deadline", job_deadline}, {NULL, NULL}};
 
 static const vm_class job_class = {"omni.plm.job", NULL, unref_job, job_methods};
 

@@ -2,7 +2,8 @@
  * Runs and futures under races, with workers of plain C: four guests prepare, claim rightly and wrongly, give up, write
  * and are cancelled at random, over a pool too small for them; tools answer, ignore their cancel, or take their worker
  * down. Every call gets exactly one response, that of its own arguments; a future is in its run's table before its tool
- * runs; a read begun before a write is never delivered after it; in the end nothing holds a worker and no thread is left.
+ * runs; a read begun before a write is never delivered after it; in the end nothing holds a worker and no thread is
+ * left.
  */
 #include "core/future.h"
 #include "core/sys.h"
@@ -23,8 +24,8 @@
     }                                                                                                                  \
   } while (0)
 
-/* READ echoes its arguments and the cell's value; WRITE sets the cell; SLOW waits for its cancel or a turn; DIE takes its
- * worker down; HOLD is told by a gate. */
+/* READ echoes its arguments and the cell's value; WRITE sets the cell; SLOW waits for its cancel or a turn; DIE takes
+ * its worker down; HOLD is told by a gate. */
 enum { READ, WRITE, SLOW, DIE, LIMITED, TOOLS };
 
 static atomic_uint cells[GUESTS]; /* one per guest: the store that it reads and writes */

@@ -24,7 +24,7 @@ function Context:deadline() return self._deadline end
 --- Suspends; a cancel ends it with an error, as it ends every other function that suspends.
 ---@param seconds number
 function Context:sleep(seconds)
-  if type(seconds) ~= "number" or not (seconds >= 0) then
+  if type(seconds) ~= "number" or seconds ~= seconds or seconds < 0 then
     error(("ctx:sleep: seconds must be a number from 0 on, not %s"):format(tostring(seconds)), 2)
   end
   if self:cancelled() then error(CANCELLED, 0) end

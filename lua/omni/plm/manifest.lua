@@ -92,7 +92,10 @@ local function check_prefixes(found)
 end
 
 local OPTIONS = {
-  workers = { type = "integer", default = 64, check = function(n) return n >= 1 and n <= 1024, "must be 1 to 1024" end },
+  workers = {
+    type = "integer", default = 64,
+    check = function(n) return n >= 1 and n <= 1024, "must be 1 to 1024" end,
+  },
 }
 
 local function gather(given)
@@ -105,7 +108,10 @@ local function gather(given)
   for i, item in ipairs(given) do
     if type(item) == "string" then add_module(found, item)
     elseif type(item) == "table" then add_tools(found, item, ("inline tools (item %d)"):format(i))
-    else add_problem(found, ("plm.manifest: item %d must be a module's name or a table of tools, not %s"):format(i, type(item))) end
+    else
+      local text = "plm.manifest: item %d must be a module's name or a table of tools, not %s"
+      add_problem(found, text:format(i, type(item)))
+    end
   end
   check_prefixes(found)
   return found

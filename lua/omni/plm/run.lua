@@ -166,11 +166,13 @@ function Run:close()
 end
 
 --- What it counted so far.
----@return table stats calls, prepared, refused, adopted, mismatch, stale, preempted, cancelled, unknown, epoch, pending, active, lost
+---@return table<string, integer> stats calls, prepared, refused, adopted, mismatch, stale, preempted, cancelled,
+---  unknown, epoch, pending, active, lost
 function Run:stats() return self._native:stats() end
 
 --- What it did, step by step, in the order in which the host saw it. Times in seconds on `omni.now`'s clock.
----@return table[] events { op=, tool=, args=, handle=, line=, outcome=, worker=, t_prepare=, t_start=, t_end=, t_resolve= }
+---@return table[] events { op=, tool=, args=, handle=, line=, outcome=, worker=, logical=, failed=, t_prepare=,
+---  t_start=, t_end=, t_resolve= }
 function Run:trace() return self._native:_events() end
 
 --- The calls that the program made, in the order of their delivery; the same with early reads and without.

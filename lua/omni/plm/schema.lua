@@ -120,10 +120,10 @@ local function check_object(value, schema, path)
 end
 
 local function check_range(value, schema, path)
-  if schema.minimum and not (value >= schema.minimum) then
+  if schema.minimum and value < schema.minimum then
     return ("%s must be at least %s, not %s"):format(path, show(schema.minimum), show(value))
   end
-  if schema.maximum and not (value <= schema.maximum) then
+  if schema.maximum and value > schema.maximum then
     return ("%s must be at most %s, not %s"):format(path, show(schema.maximum), show(value))
   end
 end
