@@ -104,8 +104,8 @@ describe("the pass", function()
 
     it("reads after the last write to what they need", function()
       for _, write in ipairs {
-        { "local n = 5", "n", true }, { "g = 1", "g" }, { "t.x = 1", "t.x" }, { "t[k] = 1", "t.x" }, { "_G.g = 1", "g" },
-        { "t.x = 1", "t" }, { "t.x.y = 1", "{ k = t }" }, { "local function f() end", "f", true },
+        { "local n = 5", "n", true }, { "g = 1", "g" }, { "t.x = 1", "t.x" }, { "t[k] = 1", "t.x" },
+        { "_G.g = 1", "g" }, { "t.x = 1", "t" }, { "t.x.y = 1", "{ k = t }" }, { "local function f() end", "f", true },
       } do
         local source, text = "get(1) %s get(%s) get(%s, 2)", "get(1) %s P(1%s);get(R(1,%s)) get(R(2,%s, 2))"
         local value = write[3] and "," .. write[2] or ""
@@ -256,7 +256,8 @@ return a, b, c]]
 
     it("leaves calls alone whose parenthesis is not on the line of their name", function()
       for _, call in ipairs {
-        "db\n.get(2)", "db.\nget(2)", "get\n{2}", "get[[2]]", "get[[\n2]]", "get'a\\\nb'", "get --[[c]] (2)", "db[\n'get'](2)",
+        "db\n.get(2)", "db.\nget(2)", "get\n{2}", "get[[2]]", "get[[\n2]]", "get'a\\\nb'", "get --[[c]] (2)",
+        "db[\n'get'](2)",
       } do
         local source = "get(0) get(1) " .. call
         assert.equal("P(1);get(R(1,0)) get(R(2,1)) " .. call, (rewritten(source)))

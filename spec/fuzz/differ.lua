@@ -7,9 +7,10 @@ local differ = {}
 local COMPARED = { "ok", "results", "error", "logical", "printed", "syntax" }
 
 ---@class spec.fuzz.host
----@field rewrite fun(text: string, program: table): string, table
 ---@field off fun(program: table, text: string): table report
 ---@field on fun(program: table, text: string): table report, table info
+---@field finish? fun(program: table)
+---@field lanes? fun(lane: fun()) runs a function in several tasks at once
 
 --- Why the two runs of a program are not the same; nil when they are.
 ---@param host spec.fuzz.host
@@ -93,6 +94,17 @@ function differ.shrink(host, program)
   return table.concat(lines, "\n")
 end
 
+local function count_program(rates, program, off, on, info)
+  rates.programs = rates.programs + 1
+  if info and info.changed then rates.hoist = rates.hoist + 1 end
+  if not off.ok then rates.raise = rates.raise + 1 end
+  for name in pairs(program.features) do
+    if name ~= "raise" then rates[name] = rates[name] + 1 end
+  end
+  rates.prepared = rates.prepared + (on.stats.prepared or 0)
+  rates.adopted = rates.adopted + (on.stats.adopted or 0)
+end
+
 --- Runs programs until one differs.
 ---@param host spec.fuzz.host
 ---@param count integer
@@ -101,24 +113,24 @@ end
 ---@return table|nil failure seed, difference, text (shrunk)
 function differ.campaign(host, count, seed)
   local rates = { programs = 0, hoist = 0, write = 0, pairs = 0, shadow = 0, raise = 0, prepared = 0, adopted = 0 }
-  for index = 0, count - 1 do
-    local program = generate.program(seed + index)
-    local difference, off, on, info = differ.difference(host, program)
-    if difference then
-      local text = differ.shrink(host, program)
-      return rates, { seed = seed + index, difference = differ.difference(host, program, text) or difference, text = text }
+  local index, failed = 0, nil
+  local function lane()
+    while index < count and not failed do
+      local program = generate.program(seed + index)
+      index = index + 1
+      local difference, off, on, info = differ.difference(host, program)
+      if difference then failed = failed or { program = program, difference = difference }
+      else count_program(rates, program, off, on, info) end
+      if host.finish then host.finish(program) end
     end
-    rates.programs = rates.programs + 1
-    if off.syntax then rates.syntax = (rates.syntax or 0) + 1 end
-    if info and info.changed then rates.hoist = rates.hoist + 1 end
-    if not off.ok then rates.raise = rates.raise + 1 end
-    for name in pairs(program.features) do
-      if name ~= "raise" then rates[name] = rates[name] + 1 end
-    end
-    rates.prepared = rates.prepared + (on.stats.prepared or 0)
-    rates.adopted = rates.adopted + (on.stats.adopted or 0)
   end
-  return rates
+  if host.lanes then host.lanes(lane) else lane() end
+  if not failed then return rates end
+  local program = failed.program
+  local text = differ.shrink(host, program)
+  local difference = differ.difference(host, program, text) or failed.difference
+  if host.finish then host.finish(program) end
+  return rates, { seed = program.seed, difference = difference, text = text }
 end
 
 --- The rates as one line.

@@ -95,7 +95,8 @@ function G:silent(depth)
   if choice == 5 then return self:field() end
   if choice == 6 then return ('"u:" .. %s'):format(text or "inputs.n") end
   if choice == 7 then return self:number() end
-  return ("{ %s, k = %s }"):format(self:silent(depth + 1), self:silent(depth + 1))
+  local form = self:weighted { 9, "{ %s, %s }", 9, "{ j = %s, k = %s }", 1, "{ %s, k = %s }" }
+  return form:format(self:silent(depth + 1), self:silent(depth + 1))
 end
 
 function G:loud(depth)
@@ -136,7 +137,8 @@ end
 -- A value that may hold several calls.
 function G:value()
   return self:weighted {
-    10, self:call(), 2, ("%s .. %s"):format(self:call(), self:call()), 1, ("{ x = %s, y = %s }"):format(self:call(), self:call()),
+    10, self:call(), 2, ("%s .. %s"):format(self:call(), self:call()),
+    1, ("{ x = %s, y = %s }"):format(self:call(), self:call()),
     1, ("{ %s, %s }"):format(self:call(), self:call()), 1, ("both(%s, %s)"):format(self:call(), self:call()),
     1, ("%s == %s"):format(self:call(), self:call()), 1, self:silent(1), 1, ("(%s)"):format(self:call()),
     1, ("%s and %s or %s"):format(self:call(), self:call(), self:call()), 1, ("select('#', %s)"):format(self:call()),
@@ -162,7 +164,8 @@ function statements.plain(g)
 end
 
 function statements.assign(g)
-  local target = g:weighted { 3, g:variable "as" or "g1", 2, "g1", 1, "g2", 2, "store.x", 1, "store[g1]", 1, "store.y, g2" }
+  local var = g:variable "as" or "g1"
+  local target = g:weighted { 3, var, 2, "g1", 1, "g2", 2, "store.x", 1, "store[g1]", 1, "store.y, g2" }
   local values = target:find(",", 1, true) and g:call() .. ", " .. g:call() or g:value()
   g:line(("%s = %s"):format(target, values))
 end
@@ -198,7 +201,8 @@ function statements.closure(g)
   local name = g:declare "f"
   g.functions = g.functions + 1
   g:line(g:chance(50) and ("local function %s(p, ...)"):format(name) or ("local %s = function(p, ...)"):format(name))
-  g:block(function() g.scope[#g.scope + 1] = { name = "p", kind = "a" } end, g:chance(60) and ("return %s"):format(g:call()))
+  local last = g:chance(60) and ("return %s"):format(g:call())
+  g:block(function() g.scope[#g.scope + 1] = { name = "p", kind = "a" } end, last)
   g:line "end"
   g.functions = g.functions - 1
   if g:chance(80) then g:line(("local %s = %s(%s)"):format(g:declare "a", name, g:silent(2))) end
@@ -310,14 +314,16 @@ end
 function statements.global_magic(g)
   g:line(g:weighted {
     2, "setmetatable(_G, { __index = function(_, k) put(k) return 'magic' end })", 1, "setmetatable(_G, nil)",
-    1, "setmetatable(inputs, { __index = function(_, k) note(k) end })", 1, "g1 = setmetatable({}, { __index = note })",
+    1, "setmetatable(inputs, { __index = function(_, k) note(k) end })",
+    1, "g1 = setmetatable({}, { __index = note })",
     1, "store = setmetatable({}, { __newindex = function(t, k, v) put(k) rawset(t, k, v) end })",
   })
 end
 
 local WEIGHTS = {
-  34, "locals", 10, "plain", 8, "assign", 5, "reassign", 4, "write", 3, "stale", 8, "effect", 4, "closure", 5, "branch",
-  3, "count", 3, "iterate", 2, "loop", 2, "skip", 4, "guard", 2, "shadow", 1, "raise", 1, "coroutine", 1, "global_magic",
+  34, "locals", 10, "plain", 8, "assign", 5, "reassign", 4, "write", 3, "stale", 8, "effect", 4, "closure",
+  5, "branch", 3, "count", 3, "iterate", 2, "loop", 2, "skip", 4, "guard", 2, "shadow",
+  1, "raise", 1, "coroutine", 1, "global_magic",
 }
 
 function G:line(text) self.out[#self.out + 1] = text end
@@ -376,14 +382,15 @@ local noisy = setmetatable({}, {
 ---@param seed integer
 ---@return table program text, manifest (name and early of each tool), features (what it contains), seed
 function generate.program(seed)
-  local g = setmetatable({ random = random_source(seed), out = {}, scope = {}, count = 0, depth = 1, functions = 0, features = {} }, G)
+  local g = setmetatable({
+    random = random_source(seed), out = {}, scope = {}, count = 0, depth = 1, functions = 0, features = {},
+  }, G)
   local manifest = manifest_of(g)
   g.budget = 4 + g.random(22)
   if g:chance(12) then statements.shadow(g) end
   while g.budget > 0 do g:statement() end
   if g:chance(8) then statements.raise(g) else g:finish() end
-  local prelude = PRELUDE:gsub("\n", function() return g.features.prelude and "\n" or " " end)
-  return { text = prelude .. "\n" .. join(g), manifest = manifest, features = g.features, seed = seed }
+  return { text = PRELUDE .. join(g), manifest = manifest, features = g.features, seed = seed }
 end
 
 return generate

@@ -134,7 +134,7 @@ function Run:adopt(name, args)
   local slot = index and self.slots[index]
   if not slot then return nil, index end
   self:cancel(index)
-  if slot.tool == name and slot.args == args and slot.epoch == self.version then
+  if slot.tool == name and slot.args == args and (slot.epoch == self.version or not self.epochs) then
     self.stats.adopted = self.stats.adopted + 1
     return slot, index
   end
@@ -237,11 +237,13 @@ end
 ---@param program table of the generator
 ---@param text string the program's text or the rewritten one
 ---@param info? omni.plm.rewrite_info of the rewritten one
+---@param options? { epochs: boolean } false: a host that forgets write epochs
 ---@return table report ok, results, error, logical, printed (texts to compare); stats; defect
-function reference.run(program, text, info)
+function reference.run(program, text, info, options)
   local run = setmetatable({
     info = info or { sites = {}, plan = {} }, slots = {}, pending = 0, version = 0, logical = {}, printed = {},
-    stats = { prepared = 0, adopted = 0, mismatch = 0 }, dice = program.seed % 101,
+    epochs = not (options and options.epochs == false), stats = { prepared = 0, adopted = 0, mismatch = 0 },
+    dice = program.seed % 101,
   }, Run)
   run.env = run:environment(program)
   local chunk, why = load(text, "=guest", "t", run.env)

@@ -67,7 +67,8 @@ end
 ---@return table inputs
 function world.inputs()
   return {
-    a = "k1", n = 3, user = { id = "u7", name = "Zoë" }, list = { "k4", 5 }, map = { one = 1, two = "k2", three = "k3" },
+    a = "k1", n = 3, user = { id = "u7", name = "Zoë" }, list = { "k4", 5 },
+    map = { one = 1, two = "k2", three = "k3" },
   }
 end
 

@@ -49,13 +49,12 @@ end
 local function check_table(node, reads, depth)
   local seen, items = {}, 0
   for _, item in ipairs(node) do
-    local value, key = item, nil
+    local value, key = item, items + 1
     if item.tag == "Pair" then
       key, value = forms.key(item[1]), item[2]
       if key == nil then return "has a key that is not constant" end
     else
-      items = items + 1
-      key = items
+      items = key
     end
     if seen[key] then return "sets a key twice" end
     seen[key] = true

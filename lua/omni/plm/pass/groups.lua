@@ -75,11 +75,10 @@ local function worthwhile(calls)
   end
   for index, call in ipairs(calls) do
     local at, before = call.boundary, calls[index - 1]
-    if not at then -- why not is said already
-    elseif starting[at] == 1 and not (before and before.stmt >= at) then
-      call.why = "nothing overlaps with it"
-    else
+    if at and (starting[at] > 1 or (before and before.stmt >= at)) then
       kept[#kept + 1] = call
+    elseif at then
+      call.why = "nothing overlaps with it"
     end
   end
   return kept
@@ -112,8 +111,7 @@ function groups.sever(found, frame)
   frame.first = frame.stmt + 1
   if #calls == 0 then return end
   frame.calls = {}
-  local kept = #calls > 1 and worthwhile(calls) or {}
-  if #calls == 1 and calls[1].boundary then calls[1].why = "nothing overlaps with it" end
+  local kept = worthwhile(calls)
   local group = { first = calls[1].line, last = calls[#calls].line, sites = {}, calls = {} }
   for index, call in ipairs(kept) do
     if prepare(found, frame, call, kept[index - MAX_PENDING]) then

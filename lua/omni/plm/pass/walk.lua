@@ -257,7 +257,9 @@ stat.OpSet = sever
 ---@param excluded table<string, boolean> tools that are unknown functions in this program
 ---@return table found calls, groups, bursts in the order of evaluation; sites; reads_varargs; assigned tools
 return function(source, tree, known, excluded)
-  local found = { source = source, calls = {}, groups = {}, bursts = {}, sites = 0, reads_varargs = false, assigned = {} }
+  local found = {
+    source = source, calls = {}, groups = {}, bursts = {}, sites = 0, reads_varargs = false, assigned = {},
+  }
   run_block({ vars = {}, undo = {}, depth = 0, known = known, excluded = excluded, found = found }, tree)
   return found
 end
