@@ -14,6 +14,12 @@ static const vm_class router_class, waiter_class;
 
 static omni_router *check_router(lua_State *L) { return vm_object_check(L, 1, &router_class); }
 
+/* Of a waiter that is not released. */
+static vm_handle *check_waiter(lua_State *L, int idx) {
+  vm_object_check(L, idx, &waiter_class);
+  return lua_touserdata(L, idx);
+}
+
 /* ---- keys: strings, numbers and arrays of these, as bytes that are equal when the keys are ---- */
 
 typedef struct key_bytes {
@@ -27,28 +33,31 @@ static void add(lua_State *L, key_bytes *key, const void *data, size_t len) {
   key->len += len;
 }
 
-/* A type byte, then what makes equal values equal bytes: the type keeps 1 and "1" apart. */
+/* A type byte, then what makes equal values equal bytes: the type keeps 1 and "1" apart. idx is absolute. */
 static void add_value(lua_State *L, key_bytes *key, int idx, int depth) {
-  if (lua_type(L, idx) == LUA_TSTRING) {
+  int type = lua_type(L, idx);
+  if (type == LUA_TSTRING) {
     size_t len;
     const char *text = lua_tolstring(L, idx, &len);
     add(L, key, "s", 1);
     add(L, key, &len, sizeof len);
     add(L, key, text, len);
-  } else if (lua_type(L, idx) == LUA_TNUMBER) {
+  } else if (type == LUA_TNUMBER) {
     lua_Number number = lua_tonumber(L, idx) + 0.0; /* -0 becomes 0 */
     if (isnan(number)) vm_misuse(L, "router: nan equals nothing and is no key");
     add(L, key, "n", 1);
     add(L, key, &number, sizeof number);
-  } else if (lua_type(L, idx) == LUA_TTABLE && depth < KEY_DEPTH) {
+  } else if (type == LUA_TTABLE && depth < KEY_DEPTH) {
     size_t n = lua_objlen(L, idx);
+    int top = lua_gettop(L);
     if (n == 0) vm_misuse(L, "router: an empty table is no key");
+    luaL_checkstack(L, 2, "router: too deep a key");
     add(L, key, "a", 1);
     add(L, key, &n, sizeof n);
     for (size_t i = 1; i <= n; i++) {
       lua_rawgeti(L, idx, (int)i);
-      add_value(L, key, lua_gettop(L), depth + 1);
-      lua_pop(L, 1);
+      add_value(L, key, top + 1, depth + 1);
+      lua_settop(L, top);
     }
   } else {
     vm_misuse(L, "router: a key is a string, a number or an array of these, not a %s", luaL_typename(L, idx));
@@ -103,8 +112,8 @@ static int refused(lua_State *L, omni_router *router, omni_err err) {
 /* _enter(key, waiter) -> true | nil, error, code. The waiter is in no router, or its answer was taken. */
 static int router_enter(lua_State *L) {
   omni_router *router = check_router(L);
-  vm_handle *handle = vm_handle_check(L, 3, &waiter_class);
-  omni_waiter *waiter = vm_object_check(L, 3, &waiter_class);
+  vm_handle *handle = check_waiter(L, 3);
+  omni_waiter *waiter = handle->object;
   key_bytes key;
   read_key(L, 2, &key);
   if (!omni_waiter_idle(waiter)) { /* its deliverer is about to let go of it, or its bell is still on the way */
@@ -176,9 +185,9 @@ static int router_stats(lua_State *L) {
 /* _take() -> nil | true, value | false, error text. With the answer there, the waiter is out of its router. */
 static int waiter_take(lua_State *L) {
   omni_answer answer;
-  omni_waiter *waiter = vm_object_check(L, 1, &waiter_class);
-  if (!omni_waiter_result(waiter, &answer)) return 0;
-  forget_router(vm_handle_check(L, 1, &waiter_class));
+  vm_handle *handle = check_waiter(L, 1);
+  if (!omni_waiter_result(handle->object, &answer)) return 0;
+  forget_router(handle);
   lua_pushboolean(L, !answer.failed);
   vm_decode_bytes(L, answer.tag, answer.data, answer.len);
   return 2;

@@ -56,12 +56,8 @@ function Router:fail_all(err) self:_fail_all(error_text(err, "router:fail_all"))
 --- Fails who waits and who comes with ECLOSED. Idempotent.
 function Router:close() self:_fail_all "ECLOSED: the router is closed" end
 
--- A latched error has its code in its text.
-local function enter(router, key, waiter)
-  local ok, err, code = router:_enter(key, waiter)
-  if ok then return true end
-  return nil, err, code or select(2, coded(err))
-end
+-- Why _enter failed; a latched error has its code in its text.
+local function refused(err, code) return nil, err, code or select(2, coded(err)) end
 
 --- A waiter for the key, which only one can have.
 ---@param key omni.RouterKey
@@ -70,9 +66,9 @@ end
 ---@return string? code
 function Router:register(key)
   local waiter = native.waiter()
-  local ok, err, code = enter(self, key, waiter)
+  local ok, err, code = self:_enter(key, waiter)
   if ok then return waiter end
-  return nil, err, code
+  return refused(err, code)
 end
 
 local function taken(ok, value)
@@ -172,10 +168,10 @@ function Router:call(key, send, timeout)
   local deadline = timeout and sched.now() + timeout
   local call = record_of(self, key, send)
   local waiter = call.waiter
-  local entered, err, code = enter(self, key, waiter)
+  local entered, err, code = self:_enter(key, waiter)
   if not entered then
     recycle(call)
-    return nil, err, code
+    return refused(err, code)
   end
   sched.run(guard, call)
   local ok, value = waiter:_take()
