@@ -9,7 +9,8 @@ local available, luacheck = pcall(require, "luacheck.parser")
 -- The source as luacheck wants to see it. Only errors ask for printable text, and nobody reads those.
 local Bytes = {}
 Bytes.__index = Bytes
-function Bytes:get_codepoint(index) return self.bytes:byte(index) end
+local byte = string.byte
+function Bytes:get_codepoint(index) return byte(self.bytes, index) end
 function Bytes:get_substring(from, to) return self.bytes:sub(from, to) end
 Bytes.get_printable_substring = Bytes.get_substring
 function Bytes:get_length() return #self.bytes end
