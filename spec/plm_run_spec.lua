@@ -278,6 +278,54 @@ describe("runs and futures", function()
     end)
   end)
 
+  describe("early work that nobody wants", function()
+    -- Its worker is free again although its tool would wait for ever.
+    local function freed()
+      while manifest:stats().idle < manifest:stats().workers do omni.sleep(0) end
+      return true
+    end
+
+    it("is cancelled by a write", function()
+      local run = make { SHOP, { put = { call = function() end } } }
+      run:prepare { tool = "forever" }
+      run:call { tool = "put" }
+      assert.is_true(freed())
+    end)
+
+    it("is cancelled by a claim with another request", function()
+      local run = make { SHOP }
+      run:resolve(run:prepare { tool = "forever" }, { tool = "lookup", args = { "a" } })
+      assert.is_true(freed())
+    end)
+
+    it("is cancelled by its own timeout", function()
+      local run = make { SHOP }
+      local h = run:prepare { tool = "quick" }
+      assert.is_true(freed())
+      assert.equal("ETIMEDOUT", select(3, run:resolve(h, { tool = "quick" })))
+    end)
+
+    it("has timed out even if it answered late, before somebody claimed it", function()
+      local run = make { SHOP }
+      local gate = held "spec:late"
+      local h = run:prepare { tool = "busy", args = { "spec:late" } }
+      assert(gate:wait())
+      sys.advance(1)
+      gate:remove()
+      assert.is_true(freed())
+      assert.equal("ETIMEDOUT", select(3, run:resolve(h, { tool = "busy", args = { "spec:late" } })))
+    end)
+
+    it("is cancelled on a worker whose loop has other things to do", function()
+      local run = make { SHOP }
+      assert.is_true(run:call { tool = "leaves" })
+      run:cancel_handle(run:prepare { tool = "forever" })
+      assert.is_true(freed())
+      assert.equal("a!", run:call { tool = "lookup", args = { "a" } })
+      assert.equal(1, manifest:stats().started)
+    end)
+  end)
+
   describe("ordinary work before early work", function()
     it("cancels the oldest early work for a call that finds no worker", function()
       local run = make { SHOP, workers = 2 }
