@@ -36,7 +36,7 @@ typedef struct omni_shm_opts {
   uint64_t view_limit;   /* bytes that live views may hold together; 0 = 1 GiB */
 } omni_shm_opts;
 
-/* A segment mapped by get_view: read-only bytes that outlive the unlinked names. */
+/* A segment mapped by get_view, or the copy of a small one: read-only bytes that outlive the unlinked names. */
 typedef struct omni_shm_view omni_shm_view;
 
 typedef struct omni_shm_stats {
@@ -80,7 +80,7 @@ omni_err omni_shm_put(omni_shm *shm, const char *key, size_t keylen, const struc
 /* One try to get; never waits. The blob is the caller's. Any thread. */
 omni_shm_got omni_shm_get(omni_shm *shm, const char *key, size_t keylen, omni_blob **data, omni_err *err);
 
-/* As get, but maps the segment instead of copying it. */
+/* As get, but maps a large segment instead of copying it. */
 omni_shm_got omni_shm_get_view(omni_shm *shm, const char *key, size_t keylen, omni_shm_view **view, omni_err *err);
 const void *omni_shm_view_data(omni_shm_view *view, size_t *len);
 void omni_shm_view_close(omni_shm_view *view); /* unmaps and frees */

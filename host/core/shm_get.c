@@ -3,14 +3,16 @@
 
 #include <stdlib.h>
 
-/* Segments up to here are read in one call together with their header. */
-#define ONE_READ (64 * 1024)
+/* Segments up to here are read in one call together with their header, for a view as well: a map costs a page fault for
+ * each page of it, a copy to memory that malloc has at hand does not. */
+#define ONE_READ (128 * 1024)
 
 struct omni_shm_view {
-  omni_shm *shm; /* one reference */
-  void *map;     /* page-aligned, header first */
-  size_t size;   /* of the map */
-  size_t len;    /* of the data */
+  omni_shm *shm;   /* one reference */
+  omni_blob *copy; /* of a small segment's data, or NULL */
+  void *map;       /* of a large one: page-aligned, header first */
+  size_t size;     /* of the segment */
+  size_t len;      /* of the data */
 };
 
 /* What a get makes of an open segment. */
@@ -113,37 +115,47 @@ static bool reserve(omni_shm *shm, uint64_t size) {
   return false;
 }
 
-static omni_shm_got fetch_map(omni_shm *shm, int fd, uint64_t size, void *out, omni_err *err) {
-  uint64_t len;
-  omni_shm_got got = read_header(fd, size, &len, err);
-  if (got != OMNI_SHM_GOT) return got;
-  size = OMNI_SHM_HEADER + len;
+/* A view of what it is given: a copy, or the whole segment to map. Takes copy over. */
+static omni_shm_got make_view(omni_shm *shm, omni_blob *copy, int fd, uint64_t len, omni_shm_view **out,
+                              omni_err *err) {
+  uint64_t size = OMNI_SHM_HEADER + len;
   omni_shm_view *view = malloc(sizeof *view);
-  if (view == NULL) return failed(err, OMNI_ENOMEM);
-  if (!reserve(shm, size)) {
+  if (view == NULL || !reserve(shm, size)) {
+    omni_err why = view == NULL ? OMNI_ENOMEM : OMNI_E2BIG;
     free(view);
-    return failed(err, OMNI_E2BIG);
+    omni_blob_unref(copy);
+    return failed(err, why);
   }
-  *view = (omni_shm_view){.shm = omni_shm_ref(shm), .size = (size_t)size, .len = (size_t)len};
-  view->map = omni_sys_mmap(view->size, PROT_READ, MAP_SHARED, fd, 0);
+  *view = (omni_shm_view){.shm = omni_shm_ref(shm), .copy = copy, .size = (size_t)size, .len = (size_t)len};
   omni_metric_add(shm->metrics.live_views, 1);
   omni_metric_add(shm->metrics.view_bytes, (int64_t)size);
+  view->map = copy != NULL ? NULL : omni_sys_mmap(view->size, PROT_READ, MAP_SHARED, fd, 0);
   if (view->map == MAP_FAILED) {
     *err = omni_err_from_errno(errno);
     omni_shm_view_close(view);
     return OMNI_SHM_FAILED;
   }
-  *(omni_shm_view **)out = view;
+  *out = view;
   return OMNI_SHM_GOT;
+}
+
+static omni_shm_got fetch_view(omni_shm *shm, int fd, uint64_t size, void *out, omni_err *err) {
+  uint64_t len;
+  omni_blob *copy = NULL;
+  bool small = size >= OMNI_SHM_HEADER && size <= ONE_READ;
+  omni_shm_got got = small ? copy_small(fd, size, &copy, err) : read_header(fd, size, &len, err);
+  if (got != OMNI_SHM_GOT) return got;
+  return make_view(shm, copy, fd, copy != NULL ? copy->len : len, out, err);
 }
 
 const void *omni_shm_view_data(omni_shm_view *view, size_t *len) {
   *len = view->len;
-  return (const char *)view->map + OMNI_SHM_HEADER;
+  return view->copy != NULL ? (const void *)view->copy->data : (const char *)view->map + OMNI_SHM_HEADER;
 }
 
 void omni_shm_view_close(omni_shm_view *view) {
-  if (view->map != MAP_FAILED) omni_sys_munmap(view->map, view->size);
+  if (view->map != NULL && view->map != MAP_FAILED) omni_sys_munmap(view->map, view->size);
+  omni_blob_unref(view->copy);
   atomic_fetch_sub_explicit(&view->shm->view_bytes, view->size, memory_order_relaxed);
   omni_metric_add(view->shm->metrics.live_views, -1);
   omni_metric_add(view->shm->metrics.view_bytes, -(int64_t)view->size);
@@ -235,7 +247,7 @@ omni_shm_got omni_shm_get(omni_shm *shm, const char *key, size_t keylen, omni_bl
 omni_shm_got omni_shm_get_view(omni_shm *shm, const char *key, size_t keylen, omni_shm_view **view, omni_err *err) {
   if (!omni_shm_enter(shm)) return failed(err, OMNI_ECLOSED);
   omni_shm_view *mapped = NULL;
-  omni_shm_got got = take(shm, key, keylen, fetch_map, drop_view, &mapped, err);
+  omni_shm_got got = take(shm, key, keylen, fetch_view, drop_view, &mapped, err);
   *view = got == OMNI_SHM_GOT ? mapped : NULL;
   return counted(shm, got, *view != NULL ? mapped->len : 0);
 }

@@ -64,7 +64,7 @@ static inline unsigned next_random(unsigned *seed) {
 static inline size_t key_name(char name[16], unsigned key) { return (size_t)snprintf(name, 16, "key_%u", key); }
 
 /* Some of one page, some of more, some beyond what is read in one call. */
-static inline size_t value_size(uint64_t number) { return 8 + (number % 7 == 0 ? 70000 : number * 37 % 9000); }
+static inline size_t value_size(uint64_t number) { return 8 + (number % 7 == 1 ? 140000 : number * 37 % 9000); }
 
 static inline unsigned char pattern(uint64_t number, size_t i) { return (unsigned char)(number * 131 + i * 7); }
 
