@@ -117,7 +117,14 @@ omni_err omni_shm_waiter_new(omni_shm *shm, const char *key, size_t keylen, omni
   return err;
 }
 
-bool omni_shm_waiter_gone(omni_shm_waiter *waiter) { return atomic_load(&waiter->gone); }
+/* As long as we hold a descriptor of the directory the kernel tells the watch nothing of its end, so we look. */
+bool omni_shm_waiter_gone(omni_shm_waiter *waiter) {
+  struct stat st;
+  if (atomic_load(&waiter->gone) || !omni_shm_enter(waiter->shm)) return atomic_load(&waiter->gone);
+  bool gone = omni_sys_fstat(waiter->shm->lock_fd, &st) == 0 && st.st_nlink == 0;
+  omni_shm_leave(waiter->shm);
+  return gone;
+}
 
 void omni_shm_waiter_free(omni_shm_waiter *waiter) {
   if (waiter == NULL) return;

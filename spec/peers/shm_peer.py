@@ -5,11 +5,15 @@
     shm_peer.py NAMESPACE LOCK_DIR names KEY    segment name and lock path, a line each
     shm_peer.py NAMESPACE LOCK_DIR hold KEY     locks the key, says "held", unlocks at the end of stdin
     shm_peer.py NAMESPACE LOCK_DIR stream N     puts N values under s_0, s_1, ...: "value <i>"
+    shm_peer.py NAMESPACE LOCK_DIR serve -      answers lines "get KEY", "put KEY VALUE", "die get KEY N", "die put KEY N":
+                                                the value in quotes or None; "done"; for the last two a child that is
+                                                killed before its Nth line of code: "died", or "done" when it has fewer
 """
 
 import fcntl
 import hashlib
 import os
+import signal
 import struct
 import sys
 from multiprocessing import resource_tracker, shared_memory
@@ -45,9 +49,8 @@ class Connector:
         try:
             return shared_memory.SharedMemory(name=name, create=True, size=size)
         except FileExistsError:
-            stale = shared_memory.SharedMemory(name=name)
-            stale.close()
-            stale.unlink()
+            # Unlinked by name: one whose writer died early is empty, and cannot be mapped.
+            os.unlink("/dev/shm/" + name)
             return shared_memory.SharedMemory(name=name, create=True, size=size)
 
     def get(self, key):
@@ -66,6 +69,8 @@ class Connector:
             return data
         except (BlockingIOError, FileNotFoundError):
             return None
+        except ValueError:  # empty: its writer died before it wrote
+            return None
         finally:
             os.close(lock)
 
@@ -76,6 +81,55 @@ class Connector:
         sys.stdin.buffer.read()
         fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
+
+
+def die_at(n):
+    """Kills this process before the nth line that the connector executes from now on."""
+    left = [n]
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != __file__:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+
+
+def in_child(n, operate):
+    """True when the child was killed. Returns when its tracker, which inherits the pipe, has ended as well."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writer, 2)
+        os.close(writer)
+        die_at(n)
+        operate()
+        sys.settrace(None)
+        os._exit(0)
+    os.close(writer)
+    while os.read(reader, 4096):
+        pass
+    os.close(reader)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def serve(connector):
+    for line in sys.stdin:
+        words = line.split()
+        if words[0] == "get":
+            answer = connector.get(words[1])
+            print(None if answer is None else '"%s"' % answer.decode(), flush=True)
+        elif words[0] == "put":
+            connector.put(words[1], words[2].encode())
+            print("done", flush=True)
+        elif words[1] == "get":
+            print("died" if in_child(int(words[3]), lambda: connector.get(words[2])) else "done", flush=True)
+        else:
+            print("died" if in_child(int(words[3]), lambda: connector.put(words[2], b"dying")) else "done", flush=True)
 
 
 def main(namespace, lock_dir, verb, argument):
@@ -91,6 +145,8 @@ def main(namespace, lock_dir, verb, argument):
         print(connector.shm_name(argument), connector.lock_path(argument), sep="\n")
     elif verb == "hold":
         connector.hold(argument)
+    elif verb == "serve":
+        serve(connector)
     elif verb == "stream":
         for i in range(int(argument)):
             connector.put(f"s_{i}", b"value %d" % i)

@@ -4,6 +4,7 @@ local uv = require "luv"
 
 ffi.cdef [[ int open(const char *, int, ...); int flock(int, int); int close(int); ]]
 local LOCK_EX, LOCK_UN = 2, 8
+local O_RDWR, O_CREAT, O_CLOEXEC = 2, 0x40, 0x80000
 
 local M = {}
 
@@ -53,6 +54,17 @@ function M.lock_file(path)
     ffi.C.flock(fd, LOCK_UN)
     ffi.C.close(fd)
   end
+end
+
+--- The same in two steps: the unlock alone makes no event for those who watch the file.
+---@param path string
+---@param create? boolean make the file where it is missing
+---@return fun() unlock
+---@return fun() close
+function M.hold_lock(path, create)
+  local fd = ffi.C.open(path, O_RDWR + O_CLOEXEC + (create and O_CREAT or 0), ffi.cast("int", 384)) -- 0600
+  assert(fd >= 0 and ffi.C.flock(fd, LOCK_EX) == 0)
+  return function() ffi.C.flock(fd, LOCK_UN) end, function() ffi.C.close(fd) end
 end
 
 return M

@@ -1,0 +1,142 @@
+local omni = require "omni"
+local run = require "spec.support.run"
+local uv = require "luv"
+
+local function wakeups(s) return s:stats().wakeups_scheduled end
+
+describe("sink", function()
+  local s
+  before_each(function() s = omni.sink.new() end)
+  after_each(function() s:close() end)
+
+  it("wakes a waiting consumer once for five puts of another thread", function()
+    local batch
+    local task = omni.spawn(function() batch = s:get_batch { timeout = 20 } end)
+    omni.sleep(0) -- the task waits now
+    local thread = omni.thread(function(sink) for i = 0, 4 do sink:put(i) end end, s)
+    while s:stats().depth < 5 do uv.sleep(1) end -- without turning the loop
+    assert.equal(1, wakeups(s))
+    task:join()
+    assert.same({ 0, 1, 2, 3, 4 }, batch)
+    assert.equal(1, wakeups(s))
+    thread:join()
+  end)
+
+  -- ---- consumers that end ----
+
+  it("tells producers when its consumer dies in the callback", function()
+    local gate = omni.sink.new { bind = false }
+    local thread = omni.thread(function(start, out)
+      local omni_there = require "omni"
+      start:bind()
+      out:put "ready"
+      start:get_batch()
+      local mine = omni_there.sink.new { hooks = { after_empty_drain = function() error "the callback died" end } }
+      mine:get_batch()
+    end, gate, s)
+    assert.same({ "ready" }, s:get_batch { timeout = 20 })
+    assert.is_true(gate:put "go")
+    local value, err, code = thread:join()
+    assert.is_nil(value)
+    assert.equal("ERUN", code)
+    assert.matches("the callback died", err)
+    assert.equal("ECLOSED", select(3, gate:put "more")) -- its state is gone
+    gate:close()
+  end)
+
+  it("goes on after an error in its consumer's callback", function()
+    local calls = 0
+    local t = omni.sink.new { hooks = { after_empty_drain = function()
+      calls = calls + 1
+      if calls == 1 then error("once", 0) end
+    end } }
+    assert.has_error(function() t:get_batch() end, "once")
+    t:put "a"
+    assert.same({ "a" }, t:get_batch { timeout = 20 })
+    assert.same({}, t:get_batch { timeout = 0.001 })
+    local batch
+    local task = omni.spawn(function() batch = t:get_batch { timeout = 20 } end)
+    omni.sleep(0)
+    t:put "b"
+    task:join()
+    assert.same({ "b" }, batch)
+    t:close()
+  end)
+
+  it("lets producers outlive their consumer, whose items go with it", function()
+    local queue, out = omni.sink.new { bind = false }, s
+    local producers = {}
+    for p = 1, 3 do
+      producers[p] = omni.thread(function(sink, up)
+        up:put "up"
+        local n = 0
+        while true do -- until it is told
+          local ok, err, code = sink:put(("x"):rep(100))
+          if not ok then return n, err, code end
+          n = n + 1
+        end
+      end, queue, out)
+    end
+    local up = 0
+    while up < 3 do up = up + #out:get_batch { timeout = 20 } end
+    local consumer = omni.thread(function(sink)
+      sink:bind()
+      local taken = 0
+      while taken < 1000 do taken = taken + #sink:get_batch { max_items = 100 } end
+      return taken -- and its state ends here, with items in the queue
+    end, queue)
+    assert.equal(1000, consumer:join())
+    for p = 1, 3 do
+      local n, err, code = producers[p]:join()
+      assert.is_true(n > 0)
+      assert.equal("ECLOSED", code)
+      assert.matches("^ECLOSED: ", err)
+    end
+    assert.equal("ECLOSED", select(3, queue:put "late"))
+    queue:close()
+  end)
+
+  it("belongs to the state that made it: others cannot take from it", function()
+    local ok, err = omni.thread(function(sink) return pcall(sink.get_batch, sink, { timeout = 0 }) end, s):join()
+    assert.is_false(ok)
+    assert.matches("is not the sink's consumer", err)
+  end)
+
+  -- ---- the invariant is what these specs see ----
+
+  it("would wait in vain without its second drain", function()
+    local dir = assert(uv.fs_mkdtemp "/tmp/omnihost-spec-XXXXXX")
+    assert.equal(0, os.execute("cp -r lua/omni " .. dir))
+    local path = dir .. "/omni/sink.lua"
+    local file = assert(io.open(path, "re"))
+    local text = file:read "*a"
+    file:close()
+    local drain = "    batch = self:_drain(max)\n    if batch then return batch end\n"
+    local from, to = text:find(drain, 1, true)
+    assert(from, "the second drain is written otherwise now")
+    local script = [[
+      local omni = require "omni"
+      local hooked
+      local t
+      t = omni.sink.new { hooks = { after_empty_drain = function()
+        if not hooked then assert(omni.thread(function(sink) return sink:put "b" end, t):join()) end
+        hooked = true
+      end } }
+      t:put "a"
+      t:get_batch()
+      local start = omni.now()
+      local batch = t:get_batch { timeout = 0.2 }
+      print(batch[1], omni.now() - start < 0.2)
+      t:close()
+    ]]
+    local function printed() return run.run({ run.omnihost, "-e", script }, { env = { OMNIHOST_LUA = dir } }).stdout end
+    local whole = printed()
+    file = assert(io.open(path, "we"))
+    file:write(text:sub(1, from - 1), text:sub(to + 1))
+    file:close()
+    local broken = printed()
+    os.execute("rm -rf " .. dir)
+    assert.equal("b\ttrue\n", whole)
+    assert.matches("\tfalse\n", broken)
+  end)
+end)
