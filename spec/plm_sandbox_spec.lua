@@ -44,17 +44,23 @@ local function ended(source, codes, options)
   error(("ended %.0f ms late: %s"):format(late * 1000, source))
 end
 
+-- The names in one of the guest's tables.
+local function names_in(where)
+  return results(([[
+    local names = {}
+    for name in pairs(%s) do names[#names + 1] = name end
+    return table.concat(names, " ")
+  ]]):format(where))
+end
+
 describe("a guest's environment", function()
   it("has the allow-list and nothing else", function()
     assert.equal('["_G _VERSION array assert bit coroutine error getmetatable inputs ipairs math next null pairs pcall '
       .. 'print rawequal rawget rawset select setmetatable string table tonumber tostring type unpack xpcall"]',
-      results [[local names = {} for name in pairs(_G) do names[#names + 1] = name end return table.concat(names, " ")]])
-    assert.equal('["byte char find format gmatch gsub len lower match rep reverse sub upper"]', results
-      [[local names = {} for name in pairs(string) do names[#names + 1] = name end return table.concat(names, " ")]])
-    assert.equal('["concat insert maxn pack remove sort unpack"]', results
-      [[local names = {} for name in pairs(table) do names[#names + 1] = name end return table.concat(names, " ")]])
-    assert.equal('["create isyieldable resume running status wrap yield"]', results
-      [[local names = {} for name in pairs(coroutine) do names[#names + 1] = name end return table.concat(names, " ")]])
+      names_in "_G")
+    assert.equal('["byte char find format gmatch gsub len lower match rep reverse sub upper"]', names_in "string")
+    assert.equal('["concat insert maxn pack remove sort unpack"]', names_in "table")
+    assert.equal('["create isyieldable resume running status wrap yield"]', names_in "coroutine")
   end)
 
   it("lets nobody at the metatable of strings or the mark of arrays", function()
@@ -84,7 +90,8 @@ describe("a guest's environment", function()
       local t, co = {}, coroutine.create(print)
       return tostring(t), tostring(print), tostring(co), ("%s %p"):format(t, t), tostring(null)
     ]]
-    assert.equal('["table: 0x00000001","function: 0x00000002","thread: 0x00000003","table: 0x00000001 1","null"]', shown)
+    assert.equal('["table: 0x00000001","function: 0x00000002","thread: 0x00000003","table: 0x00000001 1","null"]',
+      shown)
   end)
 
   it("walks tables in one order, whatever the state", function()
@@ -147,7 +154,7 @@ describe("a guest's errors", function()
 
   it("may be any value", function()
     assert.equal("told", fails("error { message = 'told' }", "told").message)
-    assert.equal("shown", fails("error(setmetatable({}, { __tostring = function() return 'shown' end }))", "shown").message)
+    fails("error(setmetatable({}, { __tostring = function() return 'shown' end }))", "^shown$")
     fails("error(nil)", "nil")
     fails("error(function() end)", "function: ")
     fails("error(null)", "null")
@@ -175,8 +182,8 @@ end)
 
 describe("the guest's string library", function()
   it("matches as Lua's own does", function()
-    local texts = { "", "a", "hello world", "key = value", "  pad  ", "THE (quick) fox", "a.b-c%d", "x=1, y=22", "[[x]]",
-      "\0a\0", "aaa", "abcabc" }
+    local texts = { "", "a", "hello world", "key = value", "  pad  ", "THE (quick) fox", "a.b-c%d", "x=1, y=22",
+      "[[x]]", "\0a\0", "aaa", "abcabc" }
     local patterns = { "", ".", "a*", "a+", "a-", "a?", "^a", "a$", "^a*$", "%a+", "%s*", "[%w_]+", "[^%s]+", "%b()",
       "%f[%w]%w+", "(%w+)%s*=%s*(%w+)", "()", "(a)()", "(.)%1", "[a-c]+", "[]]", "[^]]", "%.", "%-", "(%a+)(%d*)", "x-",
       "%z", "((a)b)", ".-b", "[%a%-]+", "$", "^", "a.-c$" }
@@ -203,12 +210,15 @@ describe("the guest's string library", function()
 
   it("refuses what Lua's own refuses", function()
     for _, case in ipairs {
-      { [[("x"):find "["]], "missing ']'" }, { [[("x"):find "%"]], "ends with '%%'" }, { [[("x"):find "(x"]], "unfinished" },
+      { [[("x"):find "["]], "missing ']'" }, { [[("x"):find "%"]], "ends with '%%'" },
+      { [[("x"):find "(x"]], "unfinished" },
       { [[("x"):find "(x))"]], "invalid pattern capture" }, { [[("x"):find "%1"]], "invalid capture" },
       { [[("x"):find "%b"]], "unbalanced" }, { [[("x"):find "%f"]], "missing '%['" },
-      { [[("x"):gsub("x", "%2")]], "invalid capture" }, { [[("x"):gsub("x", function() return {} end)]], "invalid repl" },
+      { [[("x"):gsub("x", "%2")]], "invalid capture" },
+      { [[("x"):gsub("x", function() return {} end)]], "invalid repl" },
       { [[("x"):gsub("x")]], "string/function/table expected" }, { [[("x"):rep()]], "number expected" },
-      { [[("x"):find(("("):rep(40))]], "too many captures" }, { [[("a"):rep(300):find(("a?"):rep(300))]], "too complex" },
+      { [[("x"):find(("("):rep(40))]], "too many captures" },
+      { [[("a"):rep(300):find(("a?"):rep(300))]], "too complex" },
     } do
       fails("local x = " .. case[1], case[2])
     end
@@ -224,7 +234,8 @@ describe("the guest's string library", function()
     fails([[("%d"):format("x")]], "number expected, got string")
     fails([[("%d"):format()]], "no value")
     fails([[("%123d"):format(1)]], "too long")
-    assert.equal('["[x]"]', results [[return ("[%s]"):format(setmetatable({}, { __tostring = function() return "x" end }))]])
+    assert.equal('["[x]"]',
+      results [[return ("[%s]"):format(setmetatable({}, { __tostring = function() return "x" end }))]])
   end)
 
   it("sorts and concatenates as Lua's own does", function()
@@ -292,11 +303,15 @@ describe("a guest that does not end", function()
     ["repeats"] = "repeat until false",
     ["counts"] = "for i = 1, math.huge do end",
     ["catches its end"] = "while true do pcall(function() while true do end end) end",
-    ["catches its end with xpcall"] = "while true do xpcall(function() while true do end end, function() while true do end end) end",
+    ["catches its end with xpcall"] = [[
+      local function loop() while true do end end
+      while true do xpcall(loop, loop) end]],
     ["loops in a handler"] = "xpcall(error, function() while true do end end)",
     ["loops in coroutines"] = "while true do coroutine.wrap(function() while true do end end)() end",
     ["resumes for ever"] = "while true do coroutine.resume(coroutine.create(function() while true do end end)) end",
-    ["yields for ever"] = "local f = coroutine.wrap(function() while true do coroutine.yield() end end) while true do f() end",
+    ["yields for ever"] = [[
+      local f = coroutine.wrap(function() while true do coroutine.yield() end end)
+      while true do f() end]],
     ["loops in __index"] = "local t = setmetatable({}, { __index = function() while true do end end }) return t.x",
     ["loops in __tostring"] = "tostring(setmetatable({}, { __tostring = function() while true do end end }))",
     ["loops in its error's __tostring"] = [[
@@ -316,7 +331,9 @@ describe("a guest that does not end", function()
       local a, b = ("a"):rep(2 ^ 23) .. "a", ("a"):rep(2 ^ 23) .. "b" while a < b do end]],
     ["turns long strings around"] = [[local s = ("a"):rep(2 ^ 23) while true do s:reverse() end]],
     ["shouts"] = [[local s = ("a"):rep(2 ^ 22) while true do s:upper() end]],
-    ["concatenates long strings"] = [[local s = ("a"):rep(2 ^ 22) local i = 0 while true do i = i + 1 local _ = s .. i end]],
+    ["concatenates long strings"] = [[
+      local s, i = ("a"):rep(2 ^ 22), 0
+      while true do i = i + 1 local _ = s .. i end]],
     ["formats long strings"] = [[local s = ("a"):rep(2 ^ 20) while true do ("%q"):format(s) end]],
     ["sorts"] = [[local t = {} for i = 1, 200000 do t[i] = (i * 7919) % 200003 end while true do table.sort(t) end]],
     ["walks"] = [[local t = {} for i = 1, 20000 do t["k" .. i] = i end while true do for _ in pairs(t) do end end]],
@@ -337,7 +354,8 @@ describe("a guest that does not end", function()
 
   it("is ended by its budget of instructions", function()
     ended("while true do pcall(function() while true do end end) end", "^EINSTRUCTIONS$", { instructions = 1e5 })
-    ended([[return ("a"):rep(28):find(("a?"):rep(28) .. ("a"):rep(28) .. "b")]], "^EINSTRUCTIONS$", { instructions = 1e5 })
+    ended([[return ("a"):rep(28):find(("a?"):rep(28) .. ("a"):rep(28) .. "b")]], "^EINSTRUCTIONS$",
+      { instructions = 1e5 })
   end)
 
   it("tells where it was", function()
@@ -363,7 +381,9 @@ describe("a guest that wants too much memory", function()
     ["doubles a string"] = "local s = 'x' while true do s = s .. s end",
     ["doubles a string and catches"] = "local s = 'x' while true do pcall(function() s = s .. s end) end",
     ["fills a table"] = "local t = {} while true do t[#t + 1] = 'item' .. #t end",
-    ["fills a table and catches"] = "local t = {} while true do pcall(function() while true do t[#t + 1] = {} end end) end",
+    ["fills a table and catches"] = [[
+      local t = {}
+      while true do pcall(function() while true do t[#t + 1] = {} end end) end]],
     ["fills keys"] = "local t, i = {}, 0 while true do i = i + 1 t['k' .. i] = i end",
     ["nests tables"] = "local t = {} while true do t = { t } end",
     ["keeps coroutines"] = [[local t = {} while true do t[#t + 1] = coroutine.create(print) end]],
@@ -387,8 +407,7 @@ describe("a guest that wants too much memory", function()
 [[local t = {} for i = 1, 40 do t[i] = ("x"):rep(2 ^ 19) end
         return table.concat(t)]],
       [[local s = ("x"):rep(2 ^ 20) return ("x"):rep(20):gsub("x", s)]],
-      [[local s = ("x"):rep(2 ^ 20) return ("%s"):rep(20):format(unpack({ s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s,
-        s, s, s }))]],
+      [[local t = {} for i = 1, 20 do t[i] = ("x"):rep(2 ^ 20) end return ("%s"):rep(20):format(unpack(t))]],
     } do fails(source, "longer than 16777216 bytes") end
   end)
 
@@ -413,25 +432,34 @@ end)
 describe("a guest that recurses", function()
   for name, source in pairs {
     ["in Lua"] = "local function f() return 1 + f() end f()",
-    ["through pcall"] = "local function f() return pcall(f) end f() local function g() return 1 + select(2, pcall(g)) end g() error 'C stack overflow'",
+    ["through pcall"] = "local function g() return 1 + select(2, pcall(g)) end g()",
     ["through gsub"] = "local function f() return (('x'):gsub('.', f)) end f()",
     ["through gsub's table"] = [[
-      local t t = setmetatable({}, { __index = function(_, k) return (("x"):gsub(".", t)) end }) local _ = ("x"):gsub(".", t)]],
+      local t t = setmetatable({}, { __index = function() return (("x"):gsub(".", t)) end })
+      local _ = ("x"):gsub(".", t)]],
     ["through sort"] = "local function f() table.sort({ 1, 2 }, f) end f()",
     ["through sort's __lt"] = [[
       local mt = {} local function two() return { setmetatable({}, mt), setmetatable({}, mt) } end
       mt.__lt = function() table.sort(two()) return true end table.sort(two())]],
-    ["through tostring"] = "local t t = setmetatable({}, { __tostring = function() return tostring(t) end }) tostring(t)",
+    ["through tostring"] = [[
+      local t t = setmetatable({}, { __tostring = function() return tostring(t) end }) local _ = tostring(t)]],
     ["through print"] = "local t t = setmetatable({}, { __tostring = function() print(t) return '' end }) print(t)",
-    ["through format"] = "local t t = setmetatable({}, { __tostring = function() return ('%s'):format(t) end }) tostring(t)",
+    ["through format"] = [[
+      local t t = setmetatable({}, { __tostring = function() return ('%s'):format(t) end }) local _ = tostring(t)]],
     ["through wrap"] = "local function f() return coroutine.wrap(f)() end f()",
     ["through resume"] = [[
-      local function f() local ok, why = coroutine.resume(coroutine.create(f)) if not ok then error(why, 0) end end f()]],
-    ["through __index"] = "local t t = setmetatable({}, { __index = function(_, k) return t[k .. 'x'] end }) return t.x",
+      local function f()
+        local ok, why = coroutine.resume(coroutine.create(f))
+        if not ok then error(why, 0) end
+      end
+      f()]],
+    ["through __index"] = [[
+      local t t = setmetatable({}, { __index = function(_, k) return t[k .. 'x'] end }) return t.x]],
     ["through a chain of __index"] = [[
       local t = {} for i = 1, 1000 do t = setmetatable({}, { __index = t }) end return t.x]],
     ["through __call"] = "local t t = setmetatable({}, { __call = function() return 1 + t() end }) t()",
-    ["through __concat"] = "local t t = setmetatable({}, { __concat = function() return t .. 'x' end }) return t .. 'x'",
+    ["through __concat"] = [[
+      local t t = setmetatable({}, { __concat = function() return t .. 'x' end }) return t .. 'x']],
     ["through __eq"] = [[
       local mt = {} local a, b = setmetatable({}, mt), setmetatable({}, mt) mt.__eq = function() return not (a == b) end
       return a == b]],
@@ -443,14 +471,18 @@ describe("a guest that recurses", function()
     it(name .. ", gets an error and not more", function()
       local outcome = run(source, { seconds = 2, deadline = omni.now() + 2 })
       assert.is_false(outcome.ok)
-      assert.matches("overflow", outcome.message .. (outcome.message:find "[Ll]oop" and "overflow" or "")
-        .. (outcome.message:find "arithmetic" and "overflow" or "") .. (outcome.message:find "message" and "overflow" or ""))
+      local said = outcome.message
+      assert.is_truthy(said:find "overflow" or said:find "loop" or said:find "arithmetic"
+        or said:find "without a message", said)
     end)
   end
 
   it("can do so to a depth that programs need", function()
     assert.equal("[20,20,100,5000]", results [[
-      local function g(n) if n == 0 then return "" end return (("x"):gsub(".", function() return g(n - 1) .. "y" end)) end
+      local function g(n)
+        if n == 0 then return "" end
+        return (("x"):gsub(".", function() return g(n - 1) .. "y" end))
+      end
       local function s(n) if n > 0 then table.sort({ 1, 2 }, function() s(n - 1) return false end) end return n end
       local function w(n) if n == 0 then return 0 end return coroutine.wrap(function() return w(n - 1) + 1 end)() end
       local function r(n) if n == 0 then return 0 end return 1 + r(n - 1) end
@@ -463,9 +495,10 @@ describe("many guests", function()
   it("run side by side and leave nothing", function()
     local guests = {}
     for i = 1, 24 do
+      local seconds = i % 3 == 1 and 10 or 0.3
       guests[i] = native.start {
-        source = i % 3 == 0 and "while true do end" or i % 3 == 1 and "return 1" or "local t = {} while true do t[#t + 1] = {} end",
-        memory = 4 * 2 ^ 20, seconds = 0.3, deadline = omni.now() + 0.3,
+        source = ({ "return 1", "local t = {} while true do t[#t + 1] = {} end", [0] = "while true do end" })[i % 3],
+        memory = 4 * 2 ^ 20, seconds = seconds, deadline = omni.now() + seconds,
       }
     end
     local codes = {}

@@ -35,7 +35,11 @@ local function options_of(arguments)
   parser:flag("--explain", "show what would start early and why not, without running it")
   parser:flag("--compare", "run it both ways and compare; what it writes is written each time")
   parser:option("--runs", "runs of each way for --compare; times are medians"):argname("N"):default "1"
-    :convert(function(text) return tonumber(text) and tonumber(text) >= 1 and math.floor(tonumber(text)) end)
+    :convert(function(text)
+      local n = tonumber(text)
+      if n and n >= 1 then return math.floor(n) end
+      return nil, ("--runs needs a number from 1 on, not %s"):format(text)
+    end)
   parser:option("--trace", "write a trace for ui.perfetto.dev or chrome://tracing"):argname "OUT.json"
   parser:flag("--json", "print the whole report as one JSON object")
   local ok, result = parser:pparse(arguments)
@@ -168,9 +172,10 @@ end
 
 -- ---- the verb ----
 
-local function explain(source, manifest)
-  local text, info = plm.rewrite(source, manifest, { explain = true })
-  assert(text)
+local function explain(source, manifest, file)
+  local chunk, why = loadstring(source, "@" .. file:match "[^/]*$")
+  if not chunk then fail(why) end
+  local _, info = plm.rewrite(source, manifest, { explain = true })
   io.stdout:write(require("omni.plm.report").explain(source, info))
 end
 
@@ -192,7 +197,7 @@ function verb.main(...)
   host.script_dir(folder_of(o))
   local manifest = checked(plm.manifest, flat(o.tools))
   if o.explain then
-    explain(source, manifest)
+    explain(source, manifest, o.file)
     return manifest:close()
   end
   local runner = checked(plm.runner, { manifest = manifest, limits = limits })
