@@ -15,7 +15,7 @@ local function rewritten(source)
 end
 
 local function reasons(source)
-  local _, info = rewrite(source, manifest, { explain = true })
+  local _, info = rewrite(source, manifest)
   local out = {}
   for index, call in ipairs(info.calls) do out[index] = call.hoisted and ("at %d"):format(call.at) or call.why end
   return out, info
@@ -379,6 +379,7 @@ return loop(1000)]].ok)
   end)
 
   it("tells of every call where it starts or why it stays", function()
+    assert.same({ "nothing overlaps with it" }, (reasons "get(1)")) -- where the text was not even parsed
     local why, info = reasons [[
 local a = get(1)
 local b = look(a.id)

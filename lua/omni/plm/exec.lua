@@ -116,10 +116,12 @@ end
 ---@return string? message
 function M.encode_args(args)
   local n = args.n or #args
+  if n == 0 then return "[]" end
   local parts = {}
   for i = 1, n do
     local value = args[i]
     local text, why = json.encode(value == nil and NULL or value)
+    if text and n == 1 then return "[" .. text .. "]" end
     if not text then return nil, ("EJSON: argument %d cannot travel: %s"):format(i, (why:gsub("^EJSON: ", ""))) end
     parts[i] = text
   end

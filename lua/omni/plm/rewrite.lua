@@ -46,11 +46,49 @@ local MAX_BYTES = 256 * 1024
 ---@field reason? string why nothing was hoisted
 ---@field sites table[] what R's first argument means
 ---@field plan string[] what P's first argument means
----@field calls table[] each tool call that was looked at: line, column, tool, hoisted, at, site, why
+---@field calls table[] each tool call: line, column, tool, hoisted, at (the line of its prepare), site, why (not)
 ---@field groups table[] groups that hoist something: first and last line, sites, calls (indices into calls)
 
-local function unchanged(source, reason, calls)
-  return source, { changed = false, reason = reason, sites = {}, plan = {}, calls = calls or {}, groups = {} }
+-- Who runs programs does not ask for `calls` and `groups`; they are made when somebody does.
+local Lazy = {}
+function Lazy.__index(info, key)
+  if key ~= "calls" and key ~= "groups" then return nil end
+  local fill = rawget(info, "_fill")
+  info.calls, info.groups, info._fill = {}, {}, nil
+  if fill then fill(info) end
+  return info[key]
+end
+
+local function describe(info, found, line_offsets)
+  info.groups = info.changed and found.groups or {}
+  for index, call in ipairs(found.calls) do
+    info.calls[index] = {
+      line = call.line, column = call.offset - line_offsets[call.line] + 1, tool = call.tool,
+      hoisted = call.site ~= nil, at = call.at, site = call.site, why = call.why,
+    }
+    if call.site then call.group.calls[#call.group.calls + 1] = index end
+  end
+end
+
+local function new_info(info, found, tree)
+  if found then
+    local line_offsets = tree.line_offsets
+    for _, call in ipairs(found.calls) do call.node = nil end -- the tree is not kept for this
+    info._fill = function(self) describe(self, found, line_offsets) end
+  end
+  return setmetatable(info, Lazy)
+end
+
+local function unchanged(source, reason, found, tree)
+  return source, new_info({ changed = false, reason = reason, sites = {}, plan = {} }, found, tree)
+end
+
+-- All or nothing: where the text cannot be had, no call is hoisted.
+local function decline(source, found, tree, reason)
+  for _, call in ipairs(found.calls) do
+    if call.site then call.site, call.at, call.why = nil, nil, reason end
+  end
+  return unchanged(source, reason, found, tree)
 end
 
 local function compiles(text) return load(text, "=guest", "t") ~= nil end
@@ -62,26 +100,6 @@ local function analyse(source, tree, known)
   return found
 end
 
-local function describe(found, tree)
-  local out = {}
-  for index, call in ipairs(found.calls) do
-    out[index] = {
-      line = call.line, column = call.offset - tree.line_offsets[call.line] + 1, tool = call.tool,
-      hoisted = call.site ~= nil, at = call.at, site = call.site, why = call.why,
-    }
-    if call.site then call.group.calls[#call.group.calls + 1] = index end
-  end
-  return out
-end
-
--- All or nothing: where the text cannot be had, no call is hoisted.
-local function decline(source, found, tree, reason)
-  for _, call in ipairs(found.calls) do
-    if call.site then call.site, call.at, call.why = nil, nil, reason end
-  end
-  return unchanged(source, reason, describe(found, tree))
-end
-
 local function attempt(source, known)
   local tree, why = parser.parse(source)
   if not tree then return unchanged(source, why) end
@@ -90,25 +108,31 @@ local function attempt(source, known)
   if found.reads_varargs then return decline(source, found, tree, "the main function reads ...") end
   local text, sites, plan = emit(source, tree, found, known)
   if not (compiles(source) and compiles(text)) then return decline(source, found, tree, "the text does not compile") end
-  return text, { changed = true, sites = sites, plan = plan, calls = describe(found, tree), groups = found.groups }
+  return text, new_info({ changed = true, sites = sites, plan = plan }, found, tree)
+end
+
+-- Nesting that LuaJIT does not limit (a chain of ten thousand operators) overflows the stack of the walk.
+local function guarded(source, known)
+  local ok, text, info = pcall(attempt, source, known)
+  if not ok then return unchanged(source, "the pass gave up: " .. tostring(text)) end
+  return text, info
 end
 
 --- Rewrites a guest program.
 ---@param source string text in Lua
 ---@param manifest omni.plm.Manifest anything with names() and early(name)
----@param opts? { explain: boolean } explain: look at every call, also where it is plain at sight that nothing overlaps
 ---@return string text the source itself where nothing overlaps
 ---@return omni.plm.rewrite_info info
-local function rewrite(source, manifest, opts)
+local function rewrite(source, manifest)
   local known = tools.of(manifest)
   if #source > MAX_BYTES then return unchanged(source, "the program is longer than 256 KiB") end
-  if not (opts and opts.explain) and not known:twice(source) then
-    return unchanged(source, "no two calls of early tools")
+  if known:twice(source) then return guarded(source, known) end
+  local _, info = unchanged(source, "no two calls of early tools")
+  info._fill = function(self)
+    local _, looked = guarded(source, known)
+    self.calls = looked.calls
   end
-  -- Nesting that LuaJIT does not limit (a chain of ten thousand operators) overflows the stack of the walk.
-  local ok, text, info = pcall(attempt, source, known)
-  if not ok then return unchanged(source, "the pass gave up: " .. tostring(text)) end
-  return text, info
+  return source, info
 end
 
 return rewrite

@@ -1,5 +1,7 @@
 --- Writes the rewritten text: the source with insertions, none of which holds a newline.
 
+jit.off(true, true) -- as in parser.lua
+
 local forms = require "omni.plm.pass.forms"
 
 local MAX_VALUES = 32 -- of one P: a function may have 200 locals already, and 250 registers

@@ -1,6 +1,8 @@
 --- Silent forms: expressions that the host can evaluate early without running code of the guest's, raising or writing.
 -- `check` finds out whether a node is one and what it reads; `encode` writes it as postfix code (rewrite.lua).
 
+jit.off(true, true) -- as in parser.lua
+
 local forms = {}
 
 local MAX_DEPTH = 30 -- of nested constructors and operators: bounds the stack of who runs the code

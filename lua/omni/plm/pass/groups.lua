@@ -1,6 +1,8 @@
 --- Groups: what may start where. A group is a run of statements of one block without an unknown call; a frame is the
 -- walk through one block. Boundary n of a block stands before its statement n.
 
+jit.off(true, true) -- as in parser.lua
+
 local forms = require "omni.plm.pass.forms"
 
 local groups = {}

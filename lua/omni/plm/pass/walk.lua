@@ -1,5 +1,7 @@
 --- The walk: goes through a program in the order of evaluation, resolves names, and tells groups.lua what it meets.
 
+jit.off(true, true) -- as in parser.lua
+
 local forms = require "omni.plm.pass.forms"
 local groups = require "omni.plm.pass.groups"
 
