@@ -217,6 +217,21 @@ describe("runs and futures", function()
       assert.same({ "get stale", "gate stale" }, steps(run, "cancel"))
     end)
 
+    it("takes a write that timed out and still goes on for a write", function()
+      local go = omni.sink.new()
+      local run = make { SHOP, { put = { timeout = 0.01, call = function(ctx)
+        pcall(ctx.sleep, ctx, 1e6)
+        go:get_batch()
+      end } } }
+      local h = run:prepare { tool = "lookup", args = { "a" } }
+      assert.equal("ETIMEDOUT", select(3, run:call { tool = "put" }))
+      assert.equal("a!", run:resolve(h, { tool = "lookup", args = { "a" } }))
+      assert.equal(1, run:stats().stale)
+      go:put(true)
+      run:close()
+      go:close()
+    end)
+
     it("does not let a read begun during a write pass for one after it", function()
       local go = omni.sink.new()
       local value = "old"

@@ -55,14 +55,21 @@ static int worker_take(lua_State *L) {
   return 1;
 }
 
-/* Nothing of this state can go on but the running task: it may block the thread, which is cheaper than its loop. */
+static void count_active(uv_handle_t *handle, void *arg) { *(int *)arg += uv_is_active(handle) != 0; }
+
+/* Nothing of this state can go on but the running task: it may block the thread, which is cheaper than its loop. Only
+ * the bell may be active, and what runs this task; handles that keep no loop alive count as well. */
 static bool alone(lua_worker *w) {
   vm_state *S = w->S;
   if (S->task_count > 1 || S->ready != NULL || S->current != S->main || vm_children_alive(S)) return false;
-  omni_inbox_keep(S->inbox, false);
-  uv_unref((uv_handle_t *)&S->more); /* runs until this task's batch is over */
+  uv_handle_t *more = (uv_handle_t *)&S->more, *timer = (uv_handle_t *)&w->timer;
+  int active = 0;
+  uv_walk(&S->loop, count_active, &active);
+  if (active > 1 + (uv_is_active(more) != 0) + (uv_is_active(timer) != 0)) return false;
+  omni_inbox_keep(S->inbox, false); /* requests, and handles that close */
+  uv_unref(more);
   bool alive = uv_loop_alive(&S->loop) != 0;
-  uv_ref((uv_handle_t *)&S->more);
+  uv_ref(more);
   omni_inbox_keep(S->inbox, true);
   return !alive;
 }
