@@ -30,8 +30,9 @@ local function token_list(lexer)
       local kind, value, line, offset = next_token(state)
       if kind ~= "short_comment" and kind ~= "long_comment" then
         count = count + 1
-        kinds[count], values[count], lines[count], offsets[count] = kind, value, line, offset
-        ends[count], end_lines[count] = state.offset, state.line
+        kinds[count], values[count], lines[count], offsets[count] = kind, value or false, line, offset
+        ends[count] = state.offset
+        if state.line ~= line then end_lines[count] = state.line end
       end
     until kind == "eof" or not kind
     return {
@@ -47,9 +48,9 @@ local function token_list(lexer)
     if state.offset ~= state.resume then
       while state.offsets[index] ~= state.offset do index = index - 1 end
     end
-    state.index, state.offset, state.line = index, state.ends[index], state.end_lines[index]
+    state.index, state.offset, state.line = index, state.ends[index], state.end_lines[index] or state.lines[index]
     state.resume = state.offset
-    return state.kinds[index], state.values[index], state.lines[index], state.offsets[index]
+    return state.kinds[index], state.values[index] or nil, state.lines[index], state.offsets[index]
   end
   jit.off(list.next_token)
   return list
