@@ -10,8 +10,9 @@ local PACE = 0.005 -- seconds between two chunks
 
 local sides = {}
 
-local function adapter(namespace)
-  return chunks.new { connector = shm.open { namespace = namespace }, stage_id = "0", src_stage_id = "0" }
+local function adapter(namespace, lock_dir)
+  local connector = shm.open { namespace = namespace, lock_dir = lock_dir }
+  return chunks.new { connector = connector, stage_id = "0", src_stage_id = "0" }
 end
 
 function sides.sender(namespace, count, size, pace)
@@ -68,9 +69,11 @@ function sides.burst(count, size)
   measure.result((last - first) / tonumber(count))
 end
 
--- Waits with requests for which nothing comes until its input ends.
+-- Waits with requests for which nothing comes until its input ends. The locks are in a directory of their own, so that
+-- nobody else's have to be looked at.
 function sides.idle(requests)
-  local a = adapter(("b%08x"):format(uv.os_getpid() % 2 ^ 32))
+  local locks = assert(uv.fs_mkdtemp "/tmp/omnihost-bench-XXXXXX")
+  local a = adapter("benchidle", locks)
   for i = 1, tonumber(requests) do a:load_async("idle" .. i) end
   print "ready"
   io.stdout:flush()
@@ -79,6 +82,7 @@ function sides.idle(requests)
   input:read_start(function() a:stop() end)
   a:wait()
   input:close()
+  uv.fs_rmdir(locks)
 end
 
 -- System calls per second of all threads of an idle side.
