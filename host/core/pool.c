@@ -216,7 +216,18 @@ static unsigned free_number(omni_pool *pool) {
   }
 }
 
+/* Under the lock, which those that have ended need no more. */
+static void join_ended(omni_pool *pool) {
+  while (!omni_list_empty(&pool->ended)) {
+    omni_worker *worker = omni_container(pool->ended.next, omni_worker, all);
+    omni_list_remove(&worker->all);
+    omni_thread_join(worker->thread);
+    omni_worker_unref(worker);
+  }
+}
+
 bool omni_pool_start_worker(omni_pool *pool, omni_job *job) {
+  join_ended(pool);
   omni_worker *worker = calloc(1, sizeof *worker);
   if (worker == NULL) return false;
   atomic_init(&worker->refs, 1);
@@ -246,14 +257,7 @@ bool omni_pool_start_worker(omni_pool *pool, omni_job *job) {
 
 void omni_pool_reap(omni_pool *pool) {
   omni_mutex_lock(&pool->mutex);
-  while (!omni_list_empty(&pool->ended)) {
-    omni_worker *worker = omni_container(pool->ended.next, omni_worker, all);
-    omni_list_remove(&worker->all);
-    omni_mutex_unlock(&pool->mutex);
-    omni_thread_join(worker->thread);
-    omni_worker_unref(worker);
-    omni_mutex_lock(&pool->mutex);
-  }
+  join_ended(pool);
   omni_mutex_unlock(&pool->mutex);
 }
 
