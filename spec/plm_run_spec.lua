@@ -410,6 +410,21 @@ describe("runs and futures", function()
       assert.equal(0, run:stats().active)
     end)
 
+    it("does not make who waits wait for a tool that ignores its cancel", function()
+      local run = make { SHOP }
+      local late = open_run { timeout = 0.02 }
+      local gate = held "spec:deaf"
+      local request = { tool = "gate", args = { "spec:deaf" } }
+      local h = run:prepare(request)
+      local waiter = omni.spawn(function() return run:resolve(h, request) end)
+      assert(gate:wait())
+      assert.equal("EDEADLINE", select(3, late:call(request)))
+      run:cancel()
+      assert.equal("ECANCELED", select(3, waiter:join()))
+      assert.equal(1, run:stats().active)
+      gate:remove()
+    end)
+
     it("ends with its deadline", function()
       make { SHOP }
       local run = open_run { timeout = 0.02 }
