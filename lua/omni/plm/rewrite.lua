@@ -1,6 +1,6 @@
 --- The pass: rewrites a guest program so that reads which are certain to happen start early. README.md explains it.
 --
--- What the rewritten text looks like (host/vm/guest_plm.c runs it; this comment is the contract between the two):
+-- What the rewritten text looks like (host/lib/guest_prepare.c runs it; this comment is the contract between the two):
 --
 --   local a = get(x) local b = db.get("u:" .. id)                                        the source
 --   local P,R=...;P(1,x,id);local a = get(R(1,x)) local b = db.get(R(2,"u:" .. id))      the text
