@@ -1,4 +1,5 @@
 local omni = require "omni"
+local uv = require "luv"
 
 -- Delivers from another thread once the gate lets it: a result that comes later, without a clock.
 local function deliverer(router)
@@ -155,6 +156,38 @@ describe("router", function()
     while not over do omni.sleep(0) end
     omni.log.release()
     gate:close()
+  end)
+
+  it("covers a send that computes with the same deadline: no wait follows it", function()
+    local start = omni.now()
+    local code = select(3, r:call("slow", function() uv.sleep(60) end, 0.05))
+    assert.equal("ETIMEDOUT", code)
+    assert.is_true(omni.now() - start < 0.1, "it waited once more")
+    -- What came meanwhile is a result nevertheless.
+    assert.equal("here", r:call("slow", function()
+      uv.sleep(20)
+      r:deliver("slow", "here")
+    end, 0.01))
+  end)
+
+  it("leaves a key to its next waiter, whatever an earlier one does", function()
+    local successor
+    assert.equal(1, r:call("k", function()
+      r:deliver("k", 1)
+      successor = assert(r:register "k") -- before the call comes to its own end
+    end, 20))
+    assert.is_true(r:deliver("k", 2))
+    assert.equal(2, successor:wait(20))
+    local stale = r:register "k"
+    r:deliver("k", 3)
+    successor = assert(r:register "k")
+    assert.is_false(r:unregister("k", stale))
+    assert.is_false(r:unregister("other", successor))
+    stale = nil -- luacheck: ignore 311
+    collectgarbage() collectgarbage()
+    assert.is_true(r:deliver("k", 4))
+    assert.equal(4, successor:wait(20))
+    assert.is_false(r:unregister("k", successor)) -- it has its result: nothing is registered
   end)
 
   it("returns a result that comes while send still suspends", function()

@@ -85,6 +85,10 @@ void omni_waiter_unref(omni_waiter *waiter) {
 /* acquire: what others did with it comes before its next life. */
 bool omni_waiter_idle(omni_waiter *waiter) { return atomic_load_explicit(&waiter->refs, memory_order_acquire) == 1; }
 
+bool omni_waiter_is_for(omni_waiter *waiter, const void *key, size_t len) {
+  return waiter->key.len == len && memcmp(waiter->key.data, key, len) == 0;
+}
+
 static void on_bell(omni_event *event) {
   omni_waiter *waiter = omni_container(event, omni_waiter, bell);
   waiter->woken(waiter->arg, waiter->token);

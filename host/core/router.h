@@ -30,8 +30,8 @@ void omni_router_unref(omni_router *router);
 /* References beside this one. */
 unsigned omni_router_others(omni_router *router);
 
-/* Enters a waiter, which must be idle, for a key (compared as bytes). EEXIST: the key has a live one. ECANCELED: fail_all
- * has latched, see omni_router_fatal. ENOMEM. The waiter's own thread. */
+/* Enters a waiter, which must be idle, for a key (compared as bytes). EEXIST: the key has a live one. ECANCELED:
+ * fail_all has latched, see omni_router_fatal. ENOMEM. The waiter's own thread. */
 omni_err omni_router_register(omni_router *router, omni_waiter *waiter, const void *key, size_t len);
 
 /* What a waiter gets. */
@@ -65,6 +65,9 @@ void omni_waiter_unref(omni_waiter *waiter);
 
 /* Neither in a table nor in the hands of a deliverer or a bell: it can be registered. */
 bool omni_waiter_idle(omni_waiter *waiter);
+
+/* Whether this is the key that it was registered for last. */
+bool omni_waiter_is_for(omni_waiter *waiter, const void *key, size_t len);
 
 /* About to suspend: true, and woken(arg, token) will run once on the inbox's loop; false: the result is there. */
 bool omni_waiter_sleep(omni_waiter *waiter, void (*woken)(void *arg, uint64_t token), void *arg, uint64_t token);

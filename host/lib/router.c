@@ -165,8 +165,10 @@ static int router_fail_all(lua_State *L) {
 static int router_unregister(lua_State *L) {
   omni_router *router = check_router(L);
   vm_handle *handle = vm_handle_check(L, 3, &waiter_class);
-  lua_pushboolean(L,
-                  handle->object != NULL && handle->extra == router && omni_router_unregister(router, handle->object));
+  key_bytes key;
+  read_key(L, 2, &key);
+  bool its = handle->object != NULL && handle->extra == router && omni_waiter_is_for(handle->object, key.data, key.len);
+  lua_pushboolean(L, its && omni_router_unregister(router, handle->object));
   return 1;
 }
 
