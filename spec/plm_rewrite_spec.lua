@@ -321,6 +321,15 @@ return loop(1000)]].ok)
       assert.is_true(same_runs("P, R = 1, 2 get(P) get(R) return P, R, _G.P1, rawget(_G, 'R1')").ok)
     end)
 
+    it("names that a source uses by the thousand", function()
+      local names = { "local x = P, R get(1) get(2)" }
+      for number = 1, 20000 do names[#names + 1] = "P" .. number end
+      local start = os.clock()
+      local text = rewrite(table.concat(names, " x = "), manifest)
+      assert.is_truthy(text:find("local P20001,R1=...;", 1, true))
+      assert.is_true(os.clock() - start < 5) -- and not minutes
+    end)
+
     it("the main function's varargs would show the helpers: no rewrite", function()
       unchanged "local a, b = ... get(1) get(2)"
       assert.equal("the main function reads ...", reasons("get(1) get(2) return ...")[1])

@@ -12,6 +12,7 @@ if not count or not hosts[name] then
   io.stderr:write "usage: scripts/fuzz N [SEED [runner|reference]]\n"
   os.exit(2)
 end
+io.stdout:setvbuf "line"
 print(("seed %d, %s"):format(seed, name))
 for first = 0, count - 1, SLICE do
   local rates, failure = differ.campaign(hosts[name], math.min(SLICE, count - first), seed + first)

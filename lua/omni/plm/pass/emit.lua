@@ -6,14 +6,13 @@ local forms = require "omni.plm.pass.forms"
 
 local MAX_VALUES = 32 -- of one P: a function may have 200 locals already, and 250 registers
 
--- A name that does not occur in the source, not even as a part of another.
+-- A name that the source does not use: the letter, or the letter and a number.
 local function fresh(source, letter)
-  local name, number = letter, 0
-  while source:find(name, 1, true) do
-    number = number + 1
-    name = letter .. number
-  end
-  return name
+  local used, number = {}, 0
+  for digits in source:gmatch(letter .. "(%d*)") do used[digits] = true end
+  if not used[""] then return letter end
+  repeat number = number + 1 until not used[tostring(number)]
+  return letter .. number
 end
 
 local function insert(inserts, at, text)
