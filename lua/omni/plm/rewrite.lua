@@ -38,8 +38,8 @@ local walk = require "omni.plm.pass.walk"
 local emit = require "omni.plm.pass.emit"
 local tools = require "omni.plm.pass.tools"
 
--- A program this long is not rewritten: the pass runs on the loop of the script that starts it.
-local MAX_BYTES = 256 * 1024
+-- A longer program is not rewritten: the pass runs on the loop of the script that starts it, and must not hold it up.
+local MAX_BYTES = 64 * 1024
 
 ---@class omni.plm.rewrite_info
 ---@field changed boolean whether the text differs from the source
@@ -125,7 +125,7 @@ end
 ---@return omni.plm.rewrite_info info
 local function rewrite(source, manifest)
   local known = tools.of(manifest)
-  if #source > MAX_BYTES then return unchanged(source, "the program is longer than 256 KiB") end
+  if #source > MAX_BYTES then return unchanged(source, "the program is longer than 64 KiB") end
   if known:twice(source) then return guarded(source, known) end
   local _, info = unchanged(source, "no two calls of early tools")
   info._fill = function(self)
