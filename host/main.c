@@ -73,13 +73,32 @@ static int run(vm_state *S, char **argv) {
   return vm_state_run(S);
 }
 
+/* OMNIHOST_LUA names the source tree or its lua folder. False where it is set and is neither: no effect would be worse.
+ */
+static bool find_lua_root(void) {
+  static char root[4096];
+  const char *given = getenv("OMNIHOST_LUA");
+  if (given == NULL || given[0] == '\0') return true;
+  static const char *const forms[] = {"%s", "%s/lua"};
+  for (size_t i = 0; i < 2; i++) {
+    char file[sizeof root + sizeof "/omni/init.lua"];
+    snprintf(root, sizeof root, forms[i], given);
+    snprintf(file, sizeof file, "%s/omni/init.lua", root);
+    if (access(file, R_OK) != 0) continue;
+    vm_conf.lua_root = root;
+    return true;
+  }
+  fprintf(stderr, "omnihost: OMNIHOST_LUA: there is no omni/init.lua in %s or in its lua folder\n", given);
+  return false;
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "--child") == 0) return child_main(argc, argv);
   bool worker = argc > 1 && strcmp(argv[1], "--worker") == 0;
   vm_signals_prepare();
   ssize_t n = readlink("/proc/self/exe", exe_path, sizeof exe_path - 1);
   if (n > 0) vm_conf.exe = exe_path;
-  vm_conf.lua_root = getenv("OMNIHOST_LUA");
+  if (!find_lua_root()) return 2;
   if (worker && argc > 2) vm_conf.script_dir = argv[2];
   vm_state *S = vm_state_new(worker ? "worker" : "main");
   if (S == NULL) return 1;

@@ -122,6 +122,54 @@ describe("scripts/test", function()
   end)
 end)
 
+describe("an installed omnihost", function()
+  it("has program, manual page and stubs in their places, and needs nothing else of the tree", function()
+    local build = require("luv").exepath():match "^(.*)/"
+    assert.equal(0, (run(("cmake --install %s --prefix %s/usr"):format(build, dir))))
+    local _, placed = run(("cd %s/usr && find . -type f | grep -v meta/ | sort"):format(dir))
+    assert.equal("./bin/omnihost\n./share/man/man1/omnihost.1\n", placed)
+    assert.same({ 0, "", "" }, { run(("diff host/omnihost.1 %s/usr/share/man/man1/omnihost.1"):format(dir)) })
+    assert.same({ 0, "", "" }, { run(("diff -r -x README.md lua/meta %s/usr/share/omnihost/meta"):format(dir)) })
+    write("own.lua", [[
+      local omni = require "omni"
+      local p = omni.pipeline "own"
+      p:stage "loud" { module = "loud" }
+      for chunk in p:start():submit { data = "installed" }:chunks() do print(chunk.data) end
+    ]])
+    write("loud.lua", "return { run = function(_, _, input, emit) for s in input do emit(s:upper()) end end }\n")
+    assert.same({ 0, "INSTALLED\n", "" }, { run(("cd %s && PATH=usr/bin:$PATH omnihost own.lua"):format(dir)) })
+  end)
+end)
+
+describe("OMNIHOST_LUA", function()
+  local program = require("luv").exepath()
+
+  it("takes the place of the Lua that is compiled in, in every state and process; either folder will do", function()
+    assert.equal(0, os.execute(("mkdir -p %s/tree/lua && cp -r lua/omni %s/tree/lua"):format(dir, dir)))
+    write("tree/lua/omni/extra.lua", 'return function() return "changed" end\n')
+    write("stage.lua", 'return { run = function(_, _, _, emit) emit(require("omni.extra")()) end }\n')
+    write("s.lua", [[
+      local omni = require "omni"
+      print(require "omni.extra"(), (omni.thread "omni.extra":join()))
+      local p = omni.pipeline "p"
+      p:stage "a" { module = "stage" }
+      for chunk in p:start():submit { data = 1 }:chunks() do print(chunk.data) end
+    ]])
+    for _, tree in ipairs { dir .. "/tree", dir .. "/tree/lua" } do
+      local code, out, err = run(("OMNIHOST_LUA=%s %s %s/s.lua"):format(tree, program, dir))
+      assert.same({ 0, "changed\tchanged\nchanged\n", "" }, { code, out, err })
+    end
+    assert.matches("module 'omni.extra' not found", (select(3, run(("%s %s/s.lua"):format(program, dir)))))
+  end)
+
+  it("says so where there is nothing of the kind", function()
+    local code, _, err = run(("OMNIHOST_LUA=%s %s -v"):format(dir, program))
+    assert.equal(2, code)
+    assert.matches("OMNIHOST_LUA: there is no omni/init.lua in " .. dir, err, 1, true)
+    assert.equal(0, (run(("OMNIHOST_LUA= %s -v"):format(program))))
+  end)
+end)
+
 describe("the embedding of Lua", function()
   local function embed(text)
     assert(os.execute(("mkdir -p %s/lua/omni/cli"):format(dir)) == 0)
