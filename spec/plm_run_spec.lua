@@ -676,6 +676,47 @@ describe("runs and futures", function()
     end)
   end)
 
+  describe("a script that ends", function()
+    local run_code = require("spec.support.run").code
+    local HEAD = [[
+      local plm, sched = require "omni.plm", require "omni.native.sched"
+      local m = plm.manifest { "spec.fixtures.tools.shop", {
+        stuck = { allow_early_read = true, call = function() sched.park "nothing" end },
+      } }
+      local run = plm.open_run { manifest = m }
+      run:prepare { tool = "forever" }
+      run:prepare { tool = "stuck" }
+      while run:stats().active < 2 do require("omni").sleep(0) end
+    ]]
+
+    it("takes its tools with it when it fails", function()
+      local process = run_code(HEAD .. 'error("over", 0)')
+      assert.equal(1, process.code)
+      assert.matches("over", process.stderr)
+    end)
+
+    it("takes its tools with it when it exits", function()
+      assert.equal(5, run_code(HEAD .. "os.exit(5)").code)
+    end)
+
+    it("is told that an inline tool waits for ever", function()
+      local process = run_code(HEAD .. 'run:call { tool = "stuck" }')
+      assert.equal(1, process.code)
+      assert.matches("waits in run:resolve", process.stderr)
+      assert.matches("waits in nothing", process.stderr)
+    end)
+  end)
+
+  it("does not begin where it cannot wait", function()
+    local called = 0
+    local run = make { { note = { call = function() called = called + 1 end } } }
+    local ok, err = pcall(table.sort, { 2, 1 }, function() run:call { tool = "note" } end)
+    assert.is_false(ok)
+    assert.matches("run:resolve cannot suspend here", err)
+    assert.equal(0, run:stats().calls)
+    assert.equal(0, called)
+  end)
+
   it("keeps times and places of what it did", function()
     local run = make { SHOP }
     local request = { tool = "lookup", args = { "a" }, line = 12 }

@@ -187,13 +187,13 @@ static void worker_gone(omni_worker *worker) {
   pool->count--;
   if (!worker->stopped) pool->died++;
   omni_list_remove(&worker->all);
-  omni_list_insert(&pool->ended, &worker->all);
   if (omni_linked(&worker->idle)) {
     omni_list_remove(&worker->idle);
     pool->idle_count--;
   }
   if (worker->job != NULL) drop_job(worker, &rings);
   omni_pump(pool, NULL, &rings);
+  omni_list_insert(&pool->ended, &worker->all); /* last: who starts a worker joins these, and none can join itself */
   omni_cond_broadcast(&pool->gone);
   omni_mutex_unlock(&pool->mutex);
   omni_rings_flush(&rings);

@@ -209,6 +209,30 @@ static void registered_first(void *owner) {
   omni_run_unref(watched);
 }
 
+/* ---- a run that nobody closes lets its workers go with its last user ---- */
+
+static void napping_main(omni_worker *worker) {
+  for (omni_job *job; (job = next_job(worker)) != NULL;) {
+    CHECK(!omni_worker_nap(worker, omni_sys_now() + (uint64_t)1e12));
+    omni_worker_finish(worker, answer(omni_job_args(job)));
+  }
+}
+
+static void forgotten(void *owner) {
+  static const omni_pool_ops ops = {napping_main, NULL};
+  omni_pool *pool = omni_pool_new(tools, TOOLS, 4, &ops, NULL, owner);
+  omni_run *run = omni_run_open(pool, &(omni_run_options){.enabled = true});
+  request r = {READ, 0, {0, 0}};
+  CHECK(omni_run_prepare(run, READ, args_of(&r), 1) == 1);
+  omni_pool_stats stats;
+  do {
+    sched_yield();
+    omni_pool_read_stats(pool, &stats);
+  } while (stats.jobs == 0);
+  omni_run_unref(run);
+  omni_pool_release(pool);
+}
+
 int main(void) {
   static const omni_pool_ops ops = {worker_main, NULL};
   int owner;
@@ -227,6 +251,7 @@ int main(void) {
   CHECK(stats.queued == 0 && stats.idle == stats.workers && stats.died == atomic_load(&deaths));
   omni_pool_release(pool);
   registered_first(&owner);
+  forgotten(&owner);
   omni_pool_join_owned(&owner);
   printf("future_stress: %u delivered, %u of them early, %u workers died\n", atomic_load(&delivered),
          atomic_load(&adopted), atomic_load(&deaths));
