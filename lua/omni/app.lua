@@ -44,7 +44,7 @@ end
 
 local events = {}
 
-function events.chunks(self, id, stage, base, items)
+function events.chunks(self, id, outlet, stage, port, base, items)
   local request = self.requests[id]
   if not request then return end
   self.meters.chunks:add(#items)
@@ -52,10 +52,11 @@ function events.chunks(self, id, stage, base, items)
   for i, item in ipairs(items) do
     request.last = request.last + 1
     request.queue[request.last] = {
-      stage = stage, index = base + i - 1, data = item.data, finished = item.finished == true,
+      stage = stage, port = port, index = base + i - 1, data = item.data, finished = item.finished == true,
+      outlet = outlet,
     }
   end
-  if self.stopping then request:give_back(stage, #items) end
+  if self.stopping then request:give_back(outlet, #items) end
   wake(request, "reader")
 end
 
@@ -173,13 +174,13 @@ function App:submit(options)
 end
 
 -- Tells the orchestrator that the user took chunks, so that the last stage may send as many more.
-function Request:give_back(stage, n)
-  self.app.inbox:put { type = "consumed", id = self.key, stage = stage, n = n }
+function Request:give_back(outlet, n)
+  self.app.inbox:put { type = "consumed", id = self.key, outlet = outlet, n = n }
 end
 
 --- The next chunk; suspends.
 ---@param options? {timeout?: number}
----@return {stage: string, index: integer, data: any, finished: boolean}|nil chunk nil at the end
+---@return {stage: string, port: string, index: integer, data: any, finished: boolean}|nil chunk nil at the end
 ---@return string? error how the request failed, or ETIMEDOUT
 ---@return string? code
 function Request:next(options)
@@ -190,7 +191,7 @@ function Request:next(options)
     if chunk then
       self.queue[self.first] = nil
       self.first = self.first + 1
-      if self.state == "running" and not self.app.stopping then self:give_back(chunk.stage, 1) end
+      if self.state == "running" and not self.app.stopping then self:give_back(chunk.outlet, 1) end
       return chunk
     end
     if self.state ~= "running" then return nil, self.error, self.code end
@@ -233,7 +234,7 @@ end
 -- Chunks that nobody reads must not keep the drain waiting: from now on they are kept here and credit is given at once.
 local function open_windows(self)
   for _, request in pairs(self.requests) do
-    for i = request.first, request.last do request:give_back(request.queue[i].stage, 1) end
+    for i = request.first, request.last do request:give_back(request.queue[i].outlet, 1) end
   end
 end
 

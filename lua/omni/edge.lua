@@ -49,7 +49,9 @@ end
 ---@param req string
 ---@return omni.edge.stream
 function Inbound:open(req)
-  local stream = setmetatable({ inbound = self, req = req, queue = {}, first = 1, last = 0 }, Stream)
+  local stream = setmetatable({
+    inbound = self, req = req, queue = {}, first = 1, last = 0, tickets = {},
+  }, Stream)
   self.streams[req] = stream
   self.adapter:load_async(req)
   return stream
@@ -79,9 +81,10 @@ function Stream:push(items)
 end
 
 function Stream:wake()
-  local ticket = self.ticket
-  self.ticket = nil
-  if ticket then sched.unpark(ticket) end
+  local tickets = self.tickets
+  if not next(tickets) then return end
+  self.tickets = {}
+  for ticket in pairs(tickets) do sched.unpark(ticket) end
 end
 
 --- The oldest chunk that waits, without suspending.
@@ -100,22 +103,43 @@ function Stream:consumed(n)
   if not self.closed then self.inbound.adapter:consumed(self.req, n) end
 end
 
+--- The data of the next chunk, if one waits. Raises the request's error.
+---@return any|nil data
+function Stream:poll()
+  while true do
+    if self.error then error(self.error, 0) end
+    local item = self:take()
+    if not item then return nil end
+    self:consumed(1)
+    if item.data ~= nil then return item.data end
+  end
+end
+
+--- The next chunk is waited for: whoever has this ticket is woken when something comes.
+---@param ticket integer
+function Stream:want(ticket)
+  if self.ended or self.error then return end
+  self.inbound.adapter:want(self.req, 1)
+  self.tickets[ticket] = true
+end
+
+--- A wait that `want` began is over.
+---@param ticket integer
+function Stream:wanted(ticket)
+  self.tickets[ticket] = nil
+end
+
 --- The data of the next chunk; suspends. Raises the request's error.
 ---@return any|nil data nil at the end
 function Stream:next()
   while true do
-    if self.error then error(self.error, 0) end
-    local item = self:take()
-    if item then
-      self:consumed(1)
-      if item.data ~= nil then return item.data end
-    elseif self.ended then
-      return nil
-    else
-      self.inbound.adapter:want(self.req, 1)
-      self.ticket = sched.ticket "input"
-      sched.park("input", nil, self.inbound.adapter)
-    end
+    local data = self:poll()
+    if data ~= nil then return data end
+    if self.ended then return nil end
+    local ticket = sched.ticket "input"
+    self:want(ticket)
+    sched.park("input", nil, self.inbound.adapter)
+    self:wanted(ticket)
   end
 end
 

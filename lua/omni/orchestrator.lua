@@ -16,7 +16,7 @@ local supervisor = require "omni.supervisor"
 local uv = require "luv"
 local wire = require "omni.wire"
 
-local HOST = require("omni.pipeline").HOST
+local HOST = require("omni.graph").HOST
 local SHM = "/dev/shm"
 local LITTLE_SPACE = 32 * 2 ^ 20 -- bytes free at start below which a warning is due
 local STOP_GRACE = 2 -- seconds a worker may take to end after `stop`
@@ -103,7 +103,8 @@ end
 local function edge_spec(self, spec)
   local reader = spec.to == HOST and HOST or spec.to .. ".0"
   return {
-    id = spec.id, from = spec.from, to = spec.to, window = spec.window, budget = spec.budget, encoding = "buffer",
+    id = spec.id, from = spec.from, from_port = spec.from_port, to = spec.to, to_port = spec.to_port,
+    window = spec.window, budget = spec.budget, encoding = "buffer",
     dir = ("%s/%s"):format(self.dir, reader),
   }
 end

@@ -2,6 +2,7 @@
 -- topology) that the orchestrator runs.
 
 local check = require "omni.check"
+local graph = require "omni.graph"
 
 local pipeline = {}
 
@@ -10,8 +11,15 @@ local pipeline = {}
 local Pipeline = {}
 Pipeline.__index = Pipeline
 
--- The outer end of the first and last edges: the host, which sends the requests' data and receives the outputs.
-pipeline.HOST = "host"
+local function port_names(list)
+  local seen = {}
+  for _, name in ipairs(list) do
+    if not graph.valid_port(name) then return false, ('has no valid port name in "%s"'):format(name) end
+    if seen[name] then return false, ('names the port "%s" twice'):format(name) end
+    seen[name] = true
+  end
+  return true
+end
 
 local STAGE = {
   module = { type = { "string", "nil" } },
@@ -21,12 +29,9 @@ local STAGE = {
   cwd = { type = { "string", "nil" } },
   cpus = { type = { "integer", "string", "nil" } },
   replicas = { type = { "integer", "nil" }, default = 1 },
+  inputs = { type = { "strings", "nil" }, check = port_names },
+  outputs = { type = { "strings", "nil" }, check = port_names },
   start_timeout = { type = "positive", default = 10 },
-}
-
-local EDGE = {
-  window = { type = "integer", default = 16, check = function(v) return v >= 1, "must be 1 or more" end },
-  budget = { type = "integer", default = 64 * 1024 * 1024, check = function(v) return v >= 1, "must be 1 or more" end },
 }
 
 local OPTIONS = {
@@ -72,7 +77,23 @@ end
 function Pipeline:connect(from, to, options)
   check.argument(from, "string", "pipeline:connect: the first stage's name")
   check.argument(to, "string", "pipeline:connect: the second stage's name")
-  self.edges[#self.edges + 1] = { from = from, to = to, options = options or {}, origin = check.origin() }
+  self.edges[#self.edges + 1] = {
+    from = from, from_port = graph.OUTPUT, to = to, to_port = graph.INPUT, options = options or {},
+    origin = check.origin(),
+  }
+  return self
+end
+
+--- Declares one edge with its ports: `p:edge("thinker.text -> judge.input", { window = 16 })`. A port that is left out
+--- is `output` or `input`; `host` is the outer end.
+---@param text string
+---@param options? {window?: integer, budget?: integer} chunks unread per request; bytes unread on the edge
+---@return omni.pipeline self
+function Pipeline:edge(text, options)
+  check.argument(text, "string", "pipeline:edge: the edge")
+  local declared = graph.parse(text) or { text = text }
+  declared.options, declared.origin = options or {}, check.origin()
+  self.edges[#self.edges + 1] = declared
   return self
 end
 
@@ -141,7 +162,7 @@ local function check_stages(self, problems)
     local function report(text) problems:add(declared.origin, where .. ": " .. text) end
     if by_name[declared.name] then
       report(("is declared twice (first at %s)"):format(by_name[declared.name].origin or "?"))
-    elseif declared.name == pipeline.HOST or not declared.name:find("^%a[%w_%-]*$") or #declared.name > 64 then
+    elseif not graph.valid_name(declared.name) then
       report('the name must be letters, digits, _ and -, a letter first, at most 64, and not "host"')
     elseif declared.definition == nil then
       report(('has no definition: write p:stage "%s" { module = ... }'):format(declared.name))
@@ -159,80 +180,11 @@ local function check_stages(self, problems)
   return stages, by_name
 end
 
-local function check_edges(self, by_name, problems)
-  local edges, seen = {}, {}
-  local names = check.sorted_keys(by_name)
-  for _, declared in ipairs(self.edges) do
-    local where = ('edge "%s -> %s"'):format(declared.from, declared.to)
-    local found, edge = check.problems(declared.options, EDGE, where)
-    for _, problem in ipairs(found) do problems:add(declared.origin, problem) end
-    for _, name in ipairs { declared.from, declared.to } do
-      if not by_name[name] then
-        problems:add(declared.origin, ('%s: there is no stage "%s"%s'):format(where, name, check.hint(name, names)))
-      end
-    end
-    if seen[where] then problems:add(declared.origin, where .. ": is declared twice") end
-    seen[where] = true
-    edge.from, edge.to, edge.origin = declared.from, declared.to, declared.origin
-    edges[#edges + 1] = edge
-  end
-  table.sort(edges, function(a, b)
-    if a.from ~= b.from then return a.from < b.from end
-    return a.to < b.to
-  end)
-  return edges
-end
-
--- The one check that keeps pipelines to lines: every stage on one path, without branches, joins or cycles.
-local function check_line(self, stages, edges, problems)
-  local after, before = {}, {}
-  for _, edge in ipairs(edges) do
-    local what = (after[edge.from] and ('"%s" has more than one edge out'):format(edge.from))
-      or (before[edge.to] and ('"%s" has more than one edge in'):format(edge.to))
-    if what then
-      problems:add(edge.origin, ("stage %s: only a line of stages is supported, each read by at most one"):format(what))
-    end
-    after[edge.from], before[edge.to] = edge.to, edge.from
-  end
-  local first = {}
-  for _, stage in ipairs(stages) do
-    if not before[stage.name] then first[#first + 1] = stage.name end
-  end
-  local reached, name = 0, first[1]
-  while name and reached <= #stages do
-    reached, name = reached + 1, after[name]
-  end
-  if #first > 1 then
-    local text = 'pipeline "%s": only one line of stages is supported; %s are not connected into one'
-    problems:add(self.origin, text:format(self.name, table.concat(first, ", ")))
-  elseif #problems == 0 and reached ~= #stages then
-    problems:add(self.origin, ('pipeline "%s": its edges form a cycle'):format(self.name))
-  end
-end
-
--- Adds the host's own edges: into each stage that nobody feeds, out of each that nobody reads. Edges get their numbers.
-local function complete_edges(stages, edges)
-  local fed, read = {}, {}
-  for _, edge in ipairs(edges) do
-    fed[edge.to], read[edge.from] = true, true
-    edge.origin = nil
-  end
-  for _, stage in ipairs(stages) do
-    local limits = { window = EDGE.window.default, budget = EDGE.budget.default }
-    if not fed[stage.name] then
-      edges[#edges + 1] = { from = pipeline.HOST, to = stage.name, window = limits.window, budget = limits.budget }
-    end
-    if not read[stage.name] then
-      edges[#edges + 1] = { from = stage.name, to = pipeline.HOST, window = limits.window, budget = limits.budget }
-    end
-  end
-  for id, edge in ipairs(edges) do edge.id = id end
-end
-
 ---@class omni.topology plain data: what crosses to the orchestrator
 ---@field name string
 ---@field stages table[] sorted by name: {name, module, config, env, cwd, cpus, replicas, start_timeout}
----@field edges table[] numbered: {id, from, to, window, budget}; "host" is the outer end
+---@field order string[] the stages' names, each after those that it reads from
+---@field edges table[] numbered: {id, from, from_port, to, to_port, window, budget}; "host" is the outer end
 
 --- Checks the whole declaration.
 ---@return omni.topology|nil topology nil when there are problems
@@ -243,12 +195,12 @@ function Pipeline:topology()
     self[#self + 1] = origin and origin .. ": " .. text or text
   end
   local stages, by_name = check_stages(self, problems)
-  local edges = check_edges(self, by_name, problems)
-  if #problems == 0 then check_line(self, stages, edges, problems) end
+  local edges = graph.edges(self.edges, by_name, problems)
+  local order = graph.check(by_name, edges, problems, #problems == 0)
   problems.add = nil
   if #problems > 0 then return nil, problems end
-  complete_edges(stages, edges)
-  return { name = self.name, stages = stages, edges = edges }, problems
+  graph.complete(stages, edges)
+  return { name = self.name, stages = stages, order = order, edges = edges }, problems
 end
 
 --- Starts the pipeline's processes and returns when all are ready. Suspends. Raises when the declaration is wrong.

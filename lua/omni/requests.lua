@@ -83,24 +83,24 @@ local function maybe_complete(self, record)
 end
 
 -- Passes what arrived on a last edge on to the front, in one message.
-local function on_output(self, record, stage_name, stream)
-  local items, base = {}, record.count[stage_name] or 0
+local function on_output(self, record, outlet, stream)
+  local items, base = {}, record.count[outlet] or 0
   for item in function() return stream:take() end do
     items[#items + 1] = { data = item.data, finished = item.finished or nil }
     if item.finished then record.unread = record.unread - 1 end
   end
   if stream.error then return finish(self, record, stream.error:match "^(E%w+):" or "ESTAGE", stream.error) end
   if #items == 0 or record.state ~= "running" then return end
-  record.count[stage_name] = base + #items
-  self.outputs:put { "chunks", record.id, stage_name, base, items }
+  record.count[outlet] = base + #items
+  local from = stream.inbound.spec
+  self.outputs:put { "chunks", record.id, outlet, from.from, from.from_port, base, items }
   maybe_complete(self, record)
 end
 
 local function open_streams(self, record)
   for i, inbound in ipairs(self.outlets) do
     local stream = inbound:open(record.id)
-    local stage_name = inbound.spec.from
-    stream.on_items = function() on_output(self, record, stage_name, stream) end
+    stream.on_items = function() on_output(self, record, i, stream) end
     record.streams[i] = stream
   end
 end
@@ -157,12 +157,10 @@ function commands:submit(message)
   end
 end
 
--- The front's reader took chunks: only this gives the last stage its credit back.
+-- The front's reader took chunks: only this gives the stage before an outlet its credit back.
 function commands:consumed(message)
   local record = self.requests[message.id]
-  for i, inbound in ipairs(self.outlets) do
-    if record and inbound.spec.from == message.stage then record.streams[i]:consumed(message.n) end
-  end
+  if record then record.streams[message.outlet]:consumed(message.n) end
 end
 
 function commands:abort(message)

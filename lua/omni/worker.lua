@@ -5,6 +5,7 @@ local edge = require "omni.edge"
 local host = require "omni.native.host"
 local log = require "omni.log"
 local omni = require "omni"
+local ports = require "omni.ports"
 local sink = require "omni.sink"
 local uv = require "luv"
 local wire = require "omni.wire"
@@ -66,20 +67,14 @@ function Request:on_end(fn)
   return function() self.hooks[fn] = nil end
 end
 
-local function make_input(record)
-  return setmetatable({}, { __call = function() return record.streams[1]:next() end })
-end
-
-local function make_emit(record)
-  return function(data, ...)
-    if select("#", ...) > 0 then error("emit takes one value: the chunk's data", 2) end
-    for _, out in ipairs(stage.outputs) do
-      local ok, why = true, record.ended
-      if not why then ok, why = out:credit(record.req) end
-      if record.ended then error(record.ended, 0) end
-      if ok then ok, why = out:send(record.req, data, false) end
-      if not ok then error(why, 2) end
-    end
+-- Sends one chunk on one edge when there is room; raises what ended the request instead, or what is wrong with it.
+local function sender(record)
+  return function(out, data)
+    local ok, why = true, record.ended
+    if not why then ok, why = out:credit(record.req) end
+    if record.ended then error(record.ended, 0) end
+    if ok then ok, why = out:send(record.req, data, false) end
+    if not ok then error(why, 0) end
   end
 end
 
@@ -105,8 +100,8 @@ local handlers = {}
 function handlers.start(message)
   local record = { req = message.req, streams = {} }
   record.request = setmetatable({ id = message.label, deadline = message.deadline, hooks = {} }, Request)
-  record.input, record.emit = make_input(record), make_emit(record)
   for i, input in ipairs(stage.inputs) do record.streams[i] = input:open(message.req) end
+  record.input, record.emit = ports.input(stage.inputs, record.streams), ports.emit(stage.outputs, sender(record))
   requests[message.req] = record
   omni.spawn(run_request, record)
 end

@@ -27,6 +27,28 @@ function M.filter(config) return { module = "omni.stages.filter", config = confi
 ---@param fifo string
 function M.gate_stage(fifo) return { module = "spec.fixtures.gate", config = { fifo = fifo } } end
 
+--- The definition of a stage that runs Lua text with self, request, input and emit in reach.
+---@param text string
+---@param extra? table more keys of the stage
+function M.inline(text, extra)
+  local definition = { module = "spec.fixtures.inline", config = { run = text } }
+  for key, value in pairs(extra or {}) do definition[key] = value end
+  return definition
+end
+
+--- Declares a pipeline, starts it, runs the function with the app, stops.
+---@param declare fun(p: omni.pipeline)
+---@param fn fun(app: omni.app)
+---@param options? table of the pipeline
+function M.with_pipeline(declare, fn, options)
+  local p = omni.pipeline("spec", options)
+  declare(p)
+  local app = assert(p:start())
+  local ok, err = xpcall(fn, debug.traceback, app)
+  app:stop { abort = true }
+  assert(ok, err)
+end
+
 --- Starts a line, runs the function with the app, stops.
 function M.with_app(stages, fn, edges)
   local app = assert(M.line(stages, edges):start())

@@ -1,6 +1,7 @@
 --- `omnihost check SCRIPT`: checks a pipeline without starting it.
 
 local cli = require "omni.cli"
+local graph = require "omni.graph"
 local pipeline = require "omni.pipeline"
 local run = require "omni.cli.run"
 
@@ -9,8 +10,8 @@ local verb = {}
 local function describe(topology)
   local lines = { ("%s: %d stages, no problems"):format(topology.name, #topology.stages) }
   for _, edge in ipairs(topology.edges) do
-    lines[#lines + 1] = ("  %s -> %s (window %d chunks, budget %d bytes)"):format(
-      edge.from, edge.to, edge.window, edge.budget)
+    lines[#lines + 1] = ("  %s (window %d chunks, budget %d bytes)"):format(
+      graph.show(edge), edge.window, edge.budget)
   end
   return table.concat(lines, "\n")
 end

@@ -14,6 +14,7 @@ Usage: omnihost SCRIPT [ARGUMENT...]     run a Lua script, or the pipeline that 
 Verbs:
   run SCRIPT ...      the same as omnihost SCRIPT ..., for a script that is named like a verb
   check SCRIPT        check the pipeline that a script returns, without starting it
+  graph SCRIPT        draw it, as DOT or Mermaid: omnihost graph --help
   plm FILE ...        run a guest program against tools: omnihost plm --help
   shm ls|gc           list what lies in shared memory, remove what nobody will read
   test [ARGUMENT...]  run specs with busted, inside the host
@@ -27,8 +28,8 @@ A script that returns a pipeline takes options of its own: omnihost SCRIPT --hel
 Exit codes: 0 done, 1 script or request failed, 2 wrong usage, 130 and 143 ended by a signal, in order.
 ]]
 
-local VERBS = { run = "omni.cli.run", check = "omni.cli.check", test = "omni.cli.test", plm = "omni.cli.plm",
-  shm = "omni.cli.shm" }
+local VERBS = { run = "omni.cli.run", check = "omni.cli.check", graph = "omni.cli.graph",
+  plm = "omni.cli.plm", shm = "omni.cli.shm", test = "omni.cli.test" }
 
 --- Ends the run because it was called wrongly.
 ---@param message string

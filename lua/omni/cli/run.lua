@@ -20,7 +20,7 @@ end
 
 local function load_file(path)
   if not uv.fs_stat(path) then
-    local hint = not path:find "[./]" and check.nearest(path, { "run", "check", "plm", "test" })
+    local hint = not path:find "[./]" and check.nearest(path, { "run", "check", "graph", "plm", "shm", "test" })
     if hint then cli.usage(('there is no script %s (did you mean the verb "%s"?)'):format(path, hint)) end
     fail(("cannot open %s: there is no such file"):format(path))
   end
