@@ -268,5 +268,9 @@ int omni_open_guest(lua_State *L) {
   static const luaL_Reg functions[] = {{"start", guest_start}, {NULL, NULL}};
   lua_newtable(L);
   luaL_register(L, NULL, functions);
+  vm_class_push(L, &guest_class);
+  lua_getfield(L, -1, "__index");
+  lua_setfield(L, -3, "methods");
+  lua_pop(L, 1);
   return 1;
 }
