@@ -105,7 +105,7 @@ function G:loud(depth)
     4, self:call(depth + 1), 2, ("tostring(%s)"):format(var), 1, "#inputs.list", 1, ("%s or 1"):format(var),
     1, ("%s and %s"):format(var, self:call(depth + 1)), 1, ('%s .. "x"'):format(self.reads[1] .. '("q")'),
     1, (self.functions > 0 or self:chance(4)) and "..." or "nil",
-    1, ("(function() return %s end)()"):format(self:call(depth + 1)), 1, "2 ^ 3", 1, "not " .. var, 1, "lazy.other",
+    1, ("(function(...) return %s end)()"):format(self:call(depth + 1)), 1, "2 ^ 3", 1, "not " .. var, 1, "lazy.other",
     1, "inputs.n / 2", 1, "noisy .. 1", 1, ("noisy + %d"):format(self.random(3)),
   }
 end
@@ -140,7 +140,10 @@ function G:value()
     10, self:call(), 2, ("%s .. %s"):format(self:call(), self:call()),
     1, ("{ x = %s, y = %s }"):format(self:call(), self:call()),
     1, ("{ %s, %s }"):format(self:call(), self:call()), 1, ("both(%s, %s)"):format(self:call(), self:call()),
-    1, ("%s == %s"):format(self:call(), self:call()), 1, self:silent(1), 1, ("(%s)"):format(self:call()),
+    1, ("%s == %s"):format(self:call(), self:call()), 1, self:silent(1),
+    1, ("tostring(%s) < tostring(%s)"):format(self:call(), self:call()),
+    1, ("tostring(%s):rep(2)"):format(self:call()),
+    1, ("{ k = %s, [ %s ] = 1, %s }"):format(self:call(), self:number(), self:call()), 1, ("(%s)"):format(self:call()),
     1, ("%s and %s or %s"):format(self:call(), self:call(), self:call()), 1, ("select('#', %s)"):format(self:call()),
   }
 end
@@ -208,6 +211,38 @@ function statements.closure(g)
   if g:chance(80) then g:line(("local %s = %s(%s)"):format(g:declare "a", name, g:silent(2))) end
 end
 
+-- A closure that writes what the arguments around it read.
+function statements.upvalue(g)
+  local n, step = g:counter(), g:counter()
+  g:line(("local %s = 1"):format(n))
+  g:line(("local function %s() %s = %s + 1 return %s end"):format(step, n, n, n))
+  g:line(("local %s, %s = %s(%s), %s(%s)"):format(g:declare "a", g:declare "a", g:pick(g.reads), n, g:pick(g.reads), n))
+  g:line(("note(%s(%s), %s(%s()), %s(%s))"):format(g:pick(g.reads), n, g:pick(g.reads), step, g:pick(g.reads), n))
+end
+
+function statements.recursion(g)
+  local name = g:counter()
+  g:line(("local function %s(p, ...)"):format(name))
+  g.functions = g.functions + 1
+  g:block(function() g.scope[#g.scope + 1] = { name = "p", kind = "n" } end)
+  g:line(("if p > 2 then return %s end"):format(g:call()))
+  g:line(("local a, b = %s(p), %s"):format(g:pick(g.reads), g:call()))
+  g:line(("return %s(p + 1, a, %s)"):format(name, g:call()))
+  g:line "end"
+  g.functions = g.functions - 1
+  g:line(("note(%s(%d))"):format(name, g.random(3)))
+end
+
+-- Back to a label, in a block of its own.
+function statements.back(g)
+  local n = g:counter()
+  g:line(("do local %s = 0 ::t%s::"):format(n, n))
+  g:line(("%s = %s + 1"):format(n, n))
+  g:block()
+  g:line(("if %s < 2 then goto t%s end"):format(n, n))
+  g:line "end"
+end
+
 function statements.branch(g)
   g:line(("if %s then"):format(g:weighted { 2, g:value(), 1, ("%s ~= %s"):format(g:call(), g:call()), 1, g:silent(2) }))
   g:block()
@@ -224,7 +259,9 @@ end
 
 function statements.count(g)
   local i = ("i%d"):format(g.count)
-  g:line(("for %s = 1, %s do"):format(i, g:weighted { 6, "2", 1, "#" .. "inputs.list" }))
+  g:line(("for %s = 1, %s do"):format(i, g:weighted {
+    6, "2", 1, "#inputs.list", 1, ("(%s and 2 or 1)"):format(g:call()), 1, ("2, %s and 1 or 2"):format(g:call()),
+  }))
   g:block(function() g.scope[#g.scope + 1] = { name = i, kind = "n" } end, g:chance(10) and "break")
   g:line "end"
 end
@@ -323,7 +360,7 @@ end
 local WEIGHTS = {
   34, "locals", 10, "plain", 8, "assign", 5, "reassign", 4, "write", 3, "stale", 8, "effect", 4, "closure",
   5, "branch", 3, "count", 3, "iterate", 2, "loop", 2, "skip", 4, "guard", 2, "shadow",
-  1, "raise", 1, "coroutine", 1, "global_magic",
+  2, "upvalue", 1, "recursion", 1, "back", 1, "raise", 1, "coroutine", 1, "global_magic",
 }
 
 function G:line(text) self.out[#self.out + 1] = text end
