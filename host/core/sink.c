@@ -250,25 +250,28 @@ static void leave_page(omni_sink *sink) {
   if (keep) sink->empty = p;
 }
 
-static void take_pages(omni_sink *sink) {
+size_t omni_sink_ahead(omni_sink *sink) {
+  if (sink->taken != NULL && sink->at == sink->taken->used) leave_page(sink);
+  return sink->taken != NULL ? sink->taken->items : 0;
+}
+
+bool omni_sink_fetch(omni_sink *sink) {
+  if (omni_sink_ahead(sink) > 0) return true;
   omni_mutex_lock(&sink->mutex);
   sink->taken = sink->head;
   sink->head = sink->tail = NULL;
   omni_mutex_unlock(&sink->mutex);
+  return sink->taken != NULL;
 }
 
 const omni_item *omni_sink_next(omni_sink *sink) {
-  if (sink->taken != NULL && sink->at == sink->taken->used) leave_page(sink);
-  if (sink->taken == NULL) take_pages(sink);
-  if (sink->taken == NULL) return NULL;
+  if (omni_sink_ahead(sink) == 0) return NULL;
   const omni_item *item = (const void *)((const char *)(sink->taken + 1) + sink->at);
   sink->at += size_of(item->len);
   sink->taken->items--;
   sink->handed++;
   return item;
 }
-
-size_t omni_sink_ahead(omni_sink *sink) { return sink->taken != NULL ? sink->taken->items : 0; }
 
 void omni_sink_settle(omni_sink *sink) {
   page *unused = sink->empty;

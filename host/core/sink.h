@@ -44,10 +44,13 @@ typedef struct omni_item {
   unsigned char data[]; /* aligned for nothing: copy it out */
 } omni_item;
 
-/* Consumer: takes the oldest item, or returns NULL when there is none. It lives until the next call. */
+/* Consumer: whether there is something to take. Only this looks at what producers have put since the last time. */
+bool omni_sink_fetch(omni_sink *sink);
+
+/* Consumer: takes the oldest item of what was fetched, NULL at its end. It lives until the next call of these three. */
 const omni_item *omni_sink_next(omni_sink *sink);
 
-/* Consumer: how many more there are at least. */
+/* Consumer: how many items are fetched and not taken, at least; 0 when there are none. */
 size_t omni_sink_ahead(omni_sink *sink);
 
 /* Consumer: a batch is over; what it took does not count against the capacity any more. */

@@ -83,20 +83,31 @@ static consumer *check_consumer(lua_State *L) {
   return handle->extra;
 }
 
-/* fill(sink, max) -> array | nil */
+/* A batch that is being made. */
+typedef struct batch {
+  omni_sink *sink;
+  lua_Number max;
+  bool more; /* when what is fetched ends, look for more: it was fetched for an earlier batch */
+} batch;
+
+static const omni_item *next_of(batch *b) {
+  const omni_item *item = omni_sink_next(b->sink);
+  if (item != NULL || !b->more) return item;
+  b->more = false;
+  return omni_sink_fetch(b->sink) ? omni_sink_next(b->sink) : NULL;
+}
+
+/* fill(batch) -> array */
 static int fill(lua_State *L) {
-  omni_sink *sink = lua_touserdata(L, 1);
-  lua_Number max = lua_tonumber(L, 2);
+  batch *b = lua_touserdata(L, 1);
+  lua_Number room = (lua_Number)omni_sink_ahead(b->sink);
   int n = 0;
-  for (const omni_item *item; n < max && (item = omni_sink_next(sink)) != NULL; n++) {
-    if (n == 0) {
-      lua_Number room = (lua_Number)omni_sink_ahead(sink) + 1;
-      lua_createtable(L, (int)(room < max ? room : max), 0);
-    }
+  lua_createtable(L, (int)(room < b->max ? room : b->max), 0);
+  for (const omni_item *item; n < b->max && (item = next_of(b)) != NULL; n++) {
     vm_decode_bytes(L, item->tag, item->data, item->len);
-    lua_rawseti(L, 3, n + 1);
+    lua_rawseti(L, 2, n + 1);
   }
-  return n > 0 ? 1 : 0;
+  return 1;
 }
 
 /* _ready(): raises where a get cannot begin: not the consumer, or somebody waits already. */
@@ -108,27 +119,35 @@ static int sink_ready(lua_State *L) {
   return 0;
 }
 
-/* _drain(max) -> array | nil: what is there, at most max items, oldest first. */
-static int sink_drain(lua_State *L) {
+static int drain(lua_State *L) {
   omni_sink *sink = check_sink(L);
   consumer *c = check_consumer(L);
   /* An item must not be taken while another is being copied: a finalizer can run in between. */
   if (c->filling) return vm_misuse(L, "sink:get_batch: called by a finalizer while a batch was being made");
-  luaL_checknumber(L, 2);
+  batch b = {.sink = sink, .max = luaL_checknumber(L, 2), .more = omni_sink_ahead(sink) > 0};
+  if (!omni_sink_fetch(sink)) return 0;
   lua_pushcfunction(L, fill);
-  lua_pushlightuserdata(L, sink);
-  lua_pushvalue(L, 2);
+  lua_pushlightuserdata(L, &b);
   c->filling = true;
-  int failed = lua_pcall(L, 2, 1, 0);
+  int failed = lua_pcall(L, 1, 1, 0);
   c->filling = false;
   omni_sink_settle(sink);
   return failed != 0 ? lua_error(L) : 1;
 }
 
-/* _arm(): the next put rings. */
+/* _drain(max) -> array | nil: what is there, at most max items, oldest first. */
+static int sink_drain(lua_State *L) { return drain(L); }
+
+/* _arm(max) -> array | nil | false: the next put rings; then drains once more. false: empty, and closed for good. */
 static int sink_arm(lua_State *L) {
-  omni_sink_arm(check_sink(L));
-  return 0;
+  omni_sink *sink = check_sink(L);
+  omni_sink_arm(sink);
+  int n = drain(L);
+  if (n > 0 || !omni_sink_closed(sink)) return n;
+  /* Puts that came before the close are still there. */
+  n = drain(L);
+  if (n == 0) lua_pushboolean(L, 0);
+  return 1;
 }
 
 /* _wait(timeout | -1) -> true | false on timeout */
@@ -143,11 +162,6 @@ static int sink_wait(lua_State *L) {
 /* __hope: somebody else holds the sink and may put. */
 static int sink_hope(lua_State *L) {
   lua_pushboolean(L, omni_sink_others(check_sink(L)) > 0);
-  return 1;
-}
-
-static int sink_closed(lua_State *L) {
-  lua_pushboolean(L, omni_sink_closed(check_sink(L)));
   return 1;
 }
 
@@ -170,10 +184,9 @@ static int sink_stats(lua_State *L) {
 static void *ref(void *sink) { return omni_sink_ref(sink); }
 static void unref(void *sink) { omni_sink_unref(sink); }
 
-static const luaL_Reg methods[] = {{"bind", sink_bind},      {"put", sink_put},     {"_drain", sink_drain},
-                                   {"_ready", sink_ready},   {"_arm", sink_arm},    {"_wait", sink_wait},
-                                   {"_closed", sink_closed}, {"close", sink_close}, {"stats", sink_stats},
-                                   {"__hope", sink_hope},    {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    {"bind", sink_bind},  {"put", sink_put},     {"_drain", sink_drain}, {"_ready", sink_ready}, {"_arm", sink_arm},
+    {"_wait", sink_wait}, {"close", sink_close}, {"stats", sink_stats},  {"__hope", sink_hope},  {NULL, NULL}};
 
 static const vm_class sink_class = {"omni.sink", ref, unref, methods};
 

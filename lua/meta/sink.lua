@@ -41,15 +41,14 @@ function Sink:_drain(max) end
 --- Raises where a get cannot begin: not the consumer, or somebody waits already.
 function Sink:_ready() end
 
---- From now on the next put wakes; drain once more after it.
-function Sink:_arm() end
+--- Lowers the flag, so that the next put rings, then drains once more.
+---@param max number
+---@return any[]|nil|false batch false: empty, and closed for good
+function Sink:_arm(max) end
 
 --- Suspends until woken.
 ---@param timeout number seconds, -1 = none
 ---@return boolean woken false on timeout
 function Sink:_wait(timeout) end
-
----@return boolean
-function Sink:_closed() end
 
 return sink

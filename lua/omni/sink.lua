@@ -70,25 +70,21 @@ end
 ---@return string? error "ECLOSED: …"
 ---@return string? code "ECLOSED"
 function Sink:get_batch(opts)
-  local max, deadline = math.huge, nil
-  if opts ~= nil then
-    local timeout
-    max, timeout = get_options(opts)
-    deadline = timeout and sched.now() + timeout
-  end
+  local max, timeout = math.huge, nil
+  if opts ~= nil then max, timeout = get_options(opts) end
+  local deadline, left = timeout and sched.now() + timeout, timeout or -1
   self:_ready()
   while true do
     local batch = self:_drain(max)
     if batch then return batch end
     local hooks = hooks_of[self]
     if hooks and hooks.after_empty_drain then hooks.after_empty_drain() end
-    self:_arm()
-    -- A put between the empty drain and the arm saw the flag up and did not ring: only this drain finds its item.
-    batch = self:_drain(max)
+    -- A put between the empty drain and the arm saw the flag up and did not ring: _arm drains again to find its item.
+    batch = self:_arm(max)
     if batch then return batch end
-    if self:_closed() then return nil, "ECLOSED: the sink is closed", "ECLOSED" end
-    local left = remaining(deadline)
+    if batch == false then return nil, "ECLOSED: the sink is closed", "ECLOSED" end
     if not self:_wait(left) and deadline and sched.now() >= deadline then return self:_drain(max) or {} end
+    left = remaining(deadline)
   end
 end
 

@@ -33,8 +33,9 @@ static omni_err put_item(omni_sink *sink, int producer, int number) {
 }
 
 static bool take_item(omni_sink *sink, item *it) {
+  if (!omni_sink_fetch(sink)) return false;
   const omni_item *next = omni_sink_next(sink);
-  if (next == NULL) return false;
+  CHECK(next != NULL);
   CHECK(next->len == sizeof *it);
   memcpy(it, next->data, sizeof *it);
   return true;
