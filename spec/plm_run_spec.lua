@@ -219,6 +219,7 @@ describe("runs and futures", function()
 
     it("takes a write that timed out and still goes on for a write", function()
       local go = omni.sink.new()
+      finally(function() go:close() end) -- lets the tool go
       local run = make { SHOP, { put = { timeout = 0.01, call = function(ctx)
         pcall(ctx.sleep, ctx, 1e6)
         go:get_batch()
@@ -227,13 +228,11 @@ describe("runs and futures", function()
       assert.equal("ETIMEDOUT", select(3, run:call { tool = "put" }))
       assert.equal("a!", run:resolve(h, { tool = "lookup", args = { "a" } }))
       assert.equal(1, run:stats().stale)
-      go:put(true)
-      run:close()
-      go:close()
     end)
 
     it("does not let a read begun during a write pass for one after it", function()
       local go = omni.sink.new()
+      finally(function() go:close() end) -- lets the tool go
       local value = "old"
       local run = make { {
         get = { allow_early_read = true, call = function() return value end },
@@ -250,7 +249,6 @@ describe("runs and futures", function()
       writer:join()
       assert.equal("new", run:resolve(h, { tool = "get" }))
       assert.equal(1, run:stats().stale)
-      go:close()
     end)
 
     it("delivers an early failure and does not try again", function()
@@ -674,6 +672,34 @@ describe("runs and futures", function()
         assert.matches(pattern, err)
       end
     end)
+  end)
+
+  it("counts for the process what its pools do", function()
+    local function each(fn)
+      for _, entry in ipairs(omni.metrics.snapshot()) do
+        if entry.name:find "^omni_plm_" then fn(entry.labels.pool, entry) end
+      end
+    end
+    local others = {}
+    each(function(pool) others[pool] = true end)
+    local run = make { SHOP, workers = 2 }
+    run:resolve(run:prepare { tool = "lookup", args = { "a" } }, { tool = "lookup", args = { "a" } })
+    run:call { tool = "die" }
+    run:prepare { tool = "forever" }
+    local gate = held "spec:metrics"
+    local other = omni.spawn(function() run:call { tool = "gate", args = { "spec:metrics" } } end)
+    assert(gate:wait())
+    run:call { tool = "nop" }
+    gate:remove()
+    other:join()
+    local counted = {}
+    each(function(pool, entry) if not others[pool] then counted[entry.name] = entry.value end end)
+    assert.is_true(counted.omni_plm_jobs_total >= 4) -- what was preempted had started, or had not
+    counted.omni_plm_jobs_total = nil
+    assert.same({
+      omni_plm_workers = 2, omni_plm_workers_started_total = 3, omni_plm_workers_died_total = 1,
+      omni_plm_prepared_total = 2, omni_plm_adopted_total = 1, omni_plm_preempted_total = 1,
+    }, counted)
   end)
 
   describe("a script that ends", function()

@@ -136,6 +136,7 @@ static bool claim(omni_call *call, omni_job *job, omni_rings *rings) {
     return false;
   }
   omni_job_claim(job);
+  omni_pool_count(call->run->pool, POOL_ADOPTED, 1);
   call->job = job; /* the table's reference */
   job->call = call;
   return true;

@@ -101,6 +101,7 @@ static void preempt(omni_pool *pool, const omni_job *job, omni_rings *rings) {
     bool helps = slot ? early->tool == job->tool : !omni_job_spec(early)->spec.home;
     if (!helps || omni_job_cancelled(early) != OMNI_CANCEL_NONE) continue;
     early->run->stats.preempted++;
+    omni_pool_count(pool, POOL_PREEMPTED, 1);
     omni_job_cancel(early, OMNI_CANCEL_PREEMPT, rings);
     return;
   }

@@ -163,6 +163,7 @@ uint32_t omni_run_prepare(omni_run *run, uint32_t tool, omni_blob *args, int lin
   const char *why = refused(run, tool, now);
   omni_job *job = why == NULL ? start_early(run, tool, args, now, &why, &rings) : NULL;
   *(job != NULL ? &run->stats.prepared : &run->stats.refused) += 1;
+  if (job != NULL) omni_pool_count(run->pool, POOL_PREPARED, 1);
   omni_run_record(run, &(run_record){.op = OMNI_OP_PREPARE,
                                      .tool = tool,
                                      .handle = job != NULL ? job->handle : 0,

@@ -130,7 +130,7 @@ void omni_job_start(omni_job *job, omni_rings *rings) {
     job->deadline = job->started + spec->timeout;
     if (job->call != NULL) omni_call_ring(job->call, rings); /* it has to wake earlier than it thought */
   }
-  job->run->pool->jobs++;
+  omni_pool_count(job->run->pool, POOL_JOBS, 1);
 }
 
 /* ---- cancel ---- */

@@ -31,6 +31,8 @@ void omni_pool_unref(omni_pool *pool) {
   omni_mutex_lock(&registry);
   omni_list_remove(&pool->registered);
   omni_mutex_unlock(&registry);
+  for (int i = 0; i < POOL_METRICS; i++)
+    omni_metric_unref(pool->metrics[i]);
   free_tools(pool);
   omni_blob_unref(pool->setup);
   omni_inbox_unref(pool->home);
@@ -49,6 +51,15 @@ static bool copy_tools(omni_pool *pool, const omni_tool *tools, uint32_t count) 
     if (tool->spec.name == NULL) return false;
   }
   return true;
+}
+
+static void make_metrics(omni_pool *pool) {
+  static atomic_uint ids;
+  char label[32];
+  snprintf(label, sizeof label, "pool=\"%u\"", atomic_fetch_add(&ids, 1) + 1);
+#define X(id, kind, name) pool->metrics[POOL_##id] = omni_metric_new(kind, name, label);
+  POOL_METRIC_MAP(X)
+#undef X
 }
 
 /* On the home's loop. */
@@ -85,6 +96,7 @@ omni_pool *omni_pool_new(const omni_tool *tools, uint32_t count, unsigned cap, c
   for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
     omni_list_init(lists[i]);
   omni_event_init(&pool->home_bell, on_home_bell, on_home_dropped);
+  make_metrics(pool);
   omni_mutex_lock(&registry);
   omni_list_insert(&pools, &pool->registered);
   omni_mutex_unlock(&registry);
@@ -185,7 +197,8 @@ static void worker_gone(omni_worker *worker) {
   omni_rings rings = {0};
   omni_mutex_lock(&pool->mutex);
   pool->count--;
-  if (!worker->stopped) pool->died++;
+  omni_pool_count(pool, POOL_WORKERS, -1);
+  if (!worker->stopped) omni_pool_count(pool, POOL_DIED, 1);
   omni_list_remove(&worker->all);
   if (omni_linked(&worker->idle)) {
     omni_list_remove(&worker->idle);
@@ -249,7 +262,8 @@ bool omni_pool_start_worker(omni_pool *pool, omni_job *job) {
   job->state = JOB_ASSIGNED;
   job->worker = worker;
   job->number = worker->number;
-  pool->started++;
+  omni_pool_count(pool, POOL_WORKERS, 1);
+  omni_pool_count(pool, POOL_STARTED, 1);
   return true;
 }
 
@@ -313,6 +327,11 @@ const omni_tool *omni_pool_tool(omni_pool *pool, uint32_t tool) { return &pool->
 
 void omni_pool_read_stats(omni_pool *pool, omni_pool_stats *stats) {
   omni_mutex_lock(&pool->mutex);
-  *stats = (omni_pool_stats){pool->count, pool->idle_count, pool->queued, pool->started, pool->died, pool->jobs};
+  *stats = (omni_pool_stats){.workers = pool->count,
+                             .idle = pool->idle_count,
+                             .queued = pool->queued,
+                             .started = (uint64_t)omni_metric_value(pool->metrics[POOL_STARTED]),
+                             .died = (uint64_t)omni_metric_value(pool->metrics[POOL_DIED]),
+                             .jobs = (uint64_t)omni_metric_value(pool->metrics[POOL_JOBS])};
   omni_mutex_unlock(&pool->mutex);
 }

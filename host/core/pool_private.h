@@ -4,6 +4,7 @@
 #define OMNI_CORE_POOL_PRIVATE_H
 
 #include "core/future.h"
+#include "core/metrics.h"
 #include "core/sys.h"
 #include "core/table.h"
 
@@ -100,6 +101,23 @@ typedef struct pool_tool {
   unsigned early;     /* of these, unclaimed early ones */
 } pool_tool;
 
+/* What a pool counts, with label pool="N". */
+#define POOL_METRIC_MAP(X)                                                                                             \
+  X(WORKERS, OMNI_GAUGE, "omni_plm_workers")                                                                           \
+  X(STARTED, OMNI_COUNTER, "omni_plm_workers_started_total")                                                           \
+  X(DIED, OMNI_COUNTER, "omni_plm_workers_died_total")                                                                 \
+  X(JOBS, OMNI_COUNTER, "omni_plm_jobs_total")                                                                         \
+  X(PREPARED, OMNI_COUNTER, "omni_plm_prepared_total")                                                                 \
+  X(ADOPTED, OMNI_COUNTER, "omni_plm_adopted_total")                                                                   \
+  X(PREEMPTED, OMNI_COUNTER, "omni_plm_preempted_total")
+
+typedef enum pool_metric {
+#define X(id, kind, name) POOL_##id,
+  POOL_METRIC_MAP(X)
+#undef X
+      POOL_METRICS
+} pool_metric;
+
 struct omni_pool {
   atomic_uint refs; /* memory: users, workers, runs, the home's bell */
   omni_mutex mutex;
@@ -123,7 +141,7 @@ struct omni_pool {
   void *home_arg;
   omni_event home_bell;
   omni_link home_queue, home_running;
-  uint64_t started, died, jobs;
+  omni_metric *metrics[POOL_METRICS];
 };
 
 typedef struct run_record {
@@ -229,6 +247,10 @@ void omni_call_ring(omni_call *call, omni_rings *rings);
 /* ---- trace.c ---- */
 void omni_run_record(omni_run *run, const run_record *record);
 void omni_run_free_records(omni_run *run);
+
+static inline void omni_pool_count(omni_pool *pool, pool_metric metric, int64_t delta) {
+  omni_metric_add(pool->metrics[metric], delta);
+}
 
 static inline pool_tool *omni_job_spec(const omni_job *job) { return &job->run->pool->tools[job->tool]; }
 
