@@ -28,13 +28,11 @@ class Batched:
         self.loop.call_soon_threadsafe(self.event.set)
 
     def drain(self, limit):
-        take, items = self.items.popleft, self.items
+        items = self.items
+        if not items:
+            return None
+        take = items.popleft
         return [take() for _ in range(min(limit, len(items)))]
-
-    def arm(self):
-        self.event.clear()
-        with self.lock:
-            self.in_flight = False
 
     async def get_batch(self, limit=256, timeout=None):
         deadline = timeout and self.loop.time() + timeout
@@ -42,7 +40,9 @@ class Batched:
             batch = self.drain(limit)
             if batch:
                 return batch
-            self.arm()
+            self.event.clear()
+            with self.lock:
+                self.in_flight = False
             batch = self.drain(limit)
             if batch:
                 return batch
@@ -52,7 +52,7 @@ class Batched:
             try:
                 await asyncio.wait_for(self.event.wait(), deadline - self.loop.time())
             except asyncio.TimeoutError:
-                return self.drain(limit)
+                return self.drain(limit) or []
 
 
 class Naive(Batched):
