@@ -252,6 +252,12 @@ describe("the guest's string library", function()
     fails("table.sort({ 3, 2, 1 }, 1)", "function expected")
     fails("table.concat { 1, {}, 2 }", "invalid value %(table%) at index 2")
     assert.equal("[true]", results "table.sort({ 3, 1, 2 }, function() return true end) return true")
+    assert.equal('["0 1 9 2 3 4",4,null,2,"0 1 9 3"]', results [[
+      local t = { 1, 2, 3 }
+      table.insert(t, 4) table.insert(t, 1, 0) table.insert(t, 3, 9)
+      local all = table.concat(t, " ")
+      return all, table.remove(t), table.remove(t, 9), table.remove(t, 4), table.concat(t, " ")
+    ]])
   end)
 end)
 
@@ -342,6 +348,8 @@ describe("a guest that does not end", function()
     ["asks for the first key"] = [[local t = {} for i = 1, 20000 do t["k" .. i] = i end while true do next(t) end]],
     ["inserts in front"] = [[local t = {} for i = 1, 500000 do t[i] = i end while true do table.insert(t, 1, 0) end]],
     ["prints"] = [[while true do print(("x"):rep(1000)) end]],
+    ["inserts where there is nothing"] = "while true do pcall(table.insert, { 1 }, -2 ^ 31, 1) end",
+    ["removes where there is nothing"] = "while true do table.remove({ 1 }, -2 ^ 31) end",
     ["converts"] = [[local s = (" "):rep(2 ^ 22) .. "1" while true do tonumber(s) end]],
     ["takes bytes"] = [[local s = ("x"):rep(7000) while true do s:byte(1, -1) end]],
     ["unpacks"] = [[local t = {} for i = 1, 7000 do t[i] = i end while true do select("#", unpack(t)) end]],

@@ -170,7 +170,7 @@ void guest_env_open(lua_State *L) {
                                      "randomseed", "sin",  "sinh",  "sqrt", "tan",   "tanh", NULL};
   static const char *const bit[] = {"arshift", "band", "bnot",   "bor",   "bswap", "bxor", "lshift",
                                     "rol",     "ror",  "rshift", "tobit", "tohex", NULL};
-  static const char *const table[] = {"insert", "maxn", "remove", NULL};
+  static const char *const table[] = {"maxn", NULL};
   static const char *const string[] = {"byte", "char", "len", "sub", NULL};
   static const char *const coroutine[] = {"create", "isyieldable", "running", "status", "yield", NULL};
   open_libraries(L);

@@ -7,7 +7,8 @@
 /* A position as the user gives it, counted from the end where negative; 0 is before the string. */
 static size_t position(lua_Integer at, size_t len) {
   if (at >= 0) return (size_t)at;
-  return (size_t)-at > len ? 0 : len - (size_t)-at + 1;
+  size_t back = (size_t)0 - (size_t)at;
+  return back > len ? 0 : len - back + 1;
 }
 
 /* ---- sizes ---- */

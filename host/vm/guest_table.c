@@ -1,6 +1,7 @@
-/* concat and sort with bounded work; pack and unpack as in later Lua. */
+/* The table library of guests, with bounded work; pack and unpack as in later Lua. */
 #include "vm/guest_private.h"
 
+#include <limits.h>
 #include <string.h>
 
 /* ---- a buffer in the state's memory ---- */
@@ -125,6 +126,37 @@ static int guest_sort(lua_State *L) {
   return 0;
 }
 
+/* ---- insert and remove: LuaJIT's own walk as far as they are told, two billion steps if need be ---- */
+
+static int guest_insert(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  int n = (int)lua_objlen(L, 1), arguments = lua_gettop(L);
+  luaL_argcheck(L, arguments == 2 || arguments == 3, arguments < 2 ? 2 : 4, "wrong number of arguments to 'insert'");
+  double at = arguments == 3 ? luaL_checknumber(L, 2) : n + 1;
+  luaL_argcheck(L, at >= 1 && at < INT_MAX, 2, "position out of bounds");
+  int position = (int)at;
+  vm_guest_charge(L, position <= n ? (size_t)(n - position) / 4 : 0);
+  for (int i = n; i >= position; i--)
+    move(L, 1, i, 1, i + 1);
+  lua_rawseti(L, 1, position);
+  return 0;
+}
+
+static int guest_remove(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  int n = (int)lua_objlen(L, 1);
+  double at = luaL_optnumber(L, 2, n);
+  if (!(at >= 1 && at <= n)) return 0;
+  int position = (int)at;
+  lua_rawgeti(L, 1, position);
+  vm_guest_charge(L, (size_t)(n - position) / 4);
+  for (int i = position; i < n; i++)
+    move(L, 1, i + 1, 1, i);
+  lua_pushnil(L);
+  lua_rawseti(L, 1, n);
+  return 1;
+}
+
 /* ---- pack ---- */
 
 static int guest_pack(lua_State *L) {
@@ -139,8 +171,8 @@ static int guest_pack(lua_State *L) {
 }
 
 void guest_table_open(lua_State *L) {
-  static const luaL_Reg functions[] = {
-      {"concat", guest_concat}, {"sort", guest_sort}, {"pack", guest_pack}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"concat", guest_concat}, {"sort", guest_sort}, {"insert", guest_insert},
+                                       {"remove", guest_remove}, {"pack", guest_pack}, {NULL, NULL}};
   luaL_register(L, NULL, functions);
   lua_getfield(L, LUA_GLOBALSINDEX, "unpack");
   lua_setfield(L, -2, "unpack");
