@@ -123,9 +123,6 @@ describe("a pipeline's declaration", function()
       assert.truthy(text:find "check_spec.lua:%d+: ")
     end
     says("replicas = 2 is not supported", function(p) p:stage "a" { module = "spec.fixtures.pass", replicas = 2 } end)
-    says("exec (a program that speaks the stage protocol) is not supported", function(p)
-      p:stage "a" { exec = { "python3", "x.py" } }
-    end)
     says("has no stages", function() end)
   end)
 

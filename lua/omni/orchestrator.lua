@@ -6,6 +6,7 @@
 --- stopped.
 
 local edge = require "omni.edge"
+local exec = require "omni.exec"
 local host = require "omni.native.host"
 local log = require "omni.log"
 local omni = require "omni"
@@ -61,35 +62,34 @@ end
 local messages = setmetatable({}, { __index = requests.messages })
 
 function messages:hello(stage, message)
+  if stage.greeted then return "hello was said before" end
+  stage.greeted = true
   if message.protocol ~= wire.PROTOCOL then
     local text = "speaks protocol %s, this host %d"
-    return stage:start_failed(text:format(tostring(message.protocol), wire.PROTOCOL))
+    stage:start_failed(text:format(tostring(message.protocol), wire.PROTOCOL))
+    return nil
   end
   stage:send(self:init_message(stage))
 end
 
-function messages.ready(_, stage) stage:started() end
+function messages.ready(_, stage)
+  if stage.state ~= "starting" then return "ready was said before" end
+  stage:started()
+end
 
 function messages.broken(_, stage, message)
   stage:start_failed("did not start: " .. message.error, message.traceback)
-end
-local function command_of(definition)
-  local facts = host.facts()
-  local command = { facts.exe, "--worker", facts.script_dir }
-  if not definition.cpus then return command end
-  return { "taskset", "-c", tostring(definition.cpus), unpack(command) }
 end
 
 local function spawn_stage(self, definition)
   local stage = setmetatable({ name = definition.name, definition = definition, state = "starting" }, Stage)
   stage.wake = function() if self.start_ticket then sched.unpark(self.start_ticket) end end
   local worker, why = supervisor.spawn {
-    stage = definition.name, command = command_of(definition), owner_fd = self.owner_fd,
+    stage = definition.name, command = exec.command(definition), owner_fd = self.owner_fd,
     env = definition.env, cwd = definition.cwd,
     on_message = function(_, message)
-      local handler = messages[message.type]
-      if handler then return handler(self, stage, message) end
-      log.warn("unknown control message", { stage = stage.name, type = message.type })
+      if message.type ~= "hello" and not stage.greeted then return "hello must come first" end
+      return messages[message.type](self, stage, message)
     end,
     on_death = function(_, report) on_death(self, stage, report) end,
   }
@@ -104,7 +104,7 @@ local function edge_spec(self, spec)
   local reader = spec.to == HOST and HOST or spec.to .. ".0"
   return {
     id = spec.id, from = spec.from, from_port = spec.from_port, to = spec.to, to_port = spec.to_port,
-    window = spec.window, budget = spec.budget, encoding = "buffer",
+    window = spec.window, budget = spec.budget, encoding = exec.encoding(self.topology.stages, spec),
     dir = ("%s/%s"):format(self.dir, reader),
   }
 end

@@ -2,6 +2,7 @@
 -- topology) that the orchestrator runs.
 
 local check = require "omni.check"
+local exec = require "omni.exec"
 local graph = require "omni.graph"
 
 local pipeline = {}
@@ -24,6 +25,7 @@ end
 local STAGE = {
   module = { type = { "string", "nil" } },
   exec = { type = { "strings", "nil" } },
+  inline = { type = { "boolean", "nil" } },
   config = { type = { "table", "nil" } },
   env = { type = { "map", "nil" } },
   cwd = { type = { "string", "nil" } },
@@ -132,27 +134,31 @@ end
 
 -- What the definition says may be valid in itself and not be supported: this is the one place that says so.
 local function unsupported(definition)
-  if definition.exec then
-    return "exec (a program that speaks the stage protocol) is not supported: use module, or a Unix program through "
-      .. 'module = "omni.stages.filter"'
-  end
   if definition.replicas ~= 1 then
     return ("replicas = %d is not supported: each stage is one process"):format(definition.replicas)
   end
 end
 
+-- What is wrong with the module, or the program, that a stage runs. The module is not asked about an impure config.
+local function runs_problems(definition, impure)
+  if definition.exec then return exec.problems(definition) end
+  local missing = missing_module(definition.module)
+  if missing then return { missing } end
+  if definition.inline then return { "inline is for exec: it says how a program gets its data" } end
+  return impure and {} or config_problems(definition)
+end
+
 local function definition_problems(definition, report)
   if not definition.module and not definition.exec then
-    return report 'what it runs is missing: give it module = "name of a Lua module"'
+    return report 'what it runs is missing: give it module = "name of a Lua module", or exec = { "program" }'
   end
   local limit = unsupported(definition)
   if limit then return report(limit) end
   local impure = definition.config and not_plain(definition.config, "config", {})
   if impure then report(impure .. ": only strings, numbers, booleans and tables can cross to the stage's process") end
-  local missing = missing_module(definition.module)
-  if missing then return report(missing) end
-  if impure then return end
-  for _, problem in ipairs(config_problems(definition)) do report(problem) end
+  local problems = runs_problems(definition, impure)
+  for _, problem in ipairs(problems) do report(problem) end
+  if definition.exec and #problems == 0 then exec.complete(definition) end
 end
 
 local function check_stages(self, problems)

@@ -90,9 +90,11 @@ local function read_control(worker, control, on_message)
     worker:kill()
   end
   local feed = wire.lines(function(line)
-    local message, why = wire.decode(line)
+    if worker.cause then return end
+    local message, why = wire.from_stage(line)
     if not message then return broken(why) end
-    if not worker.cause then on_message(worker, message) end
+    local complaint = on_message(worker, message)
+    if complaint then broken(wire.broken(complaint, line)) end
   end, function() broken("EPROTOCOL: a control message longer than the limit") end)
   control:read_start(function(_, bytes)
     if bytes then return feed(bytes) end
@@ -107,7 +109,7 @@ end
 ---@field owner_fd integer the owner lock, the child's fd 4
 ---@field env? table<string, string>
 ---@field cwd? string
----@field on_message fun(worker: omni.supervisor.worker, message: table)
+---@field on_message fun(worker: omni.supervisor.worker, message: table): string? why the message is out of place
 ---@field on_death fun(worker: omni.supervisor.worker, report: string) once, when exit status and stderr are known
 
 --- Starts a worker process.

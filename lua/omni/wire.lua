@@ -1,11 +1,12 @@
 --- Control messages between the orchestrator and its stages: newline-delimited JSON, one object with a `type` a line.
 --- Payloads never travel here.
 ---
----   stage → host   hello {protocol, build, pid}   ready {}   broken {error, traceback}   (start-up)
----                  done {req}   failed {req, code, error, traceback}   ended {req, was}   (requests)
+---   stage → host   hello {protocol, build, pid}   ready {}   broken {error, traceback?}   (start-up)
+---                  done {req}   failed {req, code, error, traceback?}   ended {req, was}   (requests)
 ---   host → stage   init {stage, replica, config, namespace, inputs, outputs}
 ---                  start {req, label, deadline}   abort {req, code, error}   forget {req}   stop {}
 
+local check = require "omni.check"
 local json = require "omni.json"
 
 local wire = {}
@@ -30,7 +31,53 @@ function wire.decode(line)
   local message, why = json.decode(line)
   if type(message) == "table" and type(message.type) == "string" then return message end
   why = message == nil and why or "it has no type"
-  return nil, ("EPROTOCOL: not a control message (%s): %s"):format(tostring(why), line:sub(1, 200)), "EPROTOCOL"
+  return nil, wire.broken(tostring(why), line), "EPROTOCOL"
+end
+
+-- What a stage may say, and what its messages must carry.
+local FROM_STAGE = {
+  hello = { protocol = "number" },
+  ready = {},
+  broken = { error = "string" },
+  done = { req = "string" },
+  failed = { req = "string", code = "string", error = "string" },
+  ended = { req = "string", was = "string" },
+}
+
+-- What is wrong with a message of a stage, or nil.
+local function from_stage_problem(message)
+  local fields = FROM_STAGE[message.type]
+  if not fields then
+    return ('there is no message "%s"%s'):format(message.type, check.hint(message.type, check.sorted_keys(FROM_STAGE)))
+  end
+  for name, kind in pairs(fields) do
+    if type(message[name]) ~= kind then
+      return ('%s needs "%s", a %s'):format(message.type, name, kind)
+    end
+  end
+  if message.traceback ~= nil and type(message.traceback) ~= "string" then return "a traceback is a string" end
+  if fields.code and not message.code:find "^E[A-Z0-9]+$" then return "a code is E and capital letters" end
+end
+
+--- What broke the protocol, with the beginning of the line.
+---@param why string
+---@param line string
+---@return string error
+function wire.broken(why, line)
+  return ("EPROTOCOL: not a control message (%s): %s"):format(why, line:sub(1, 200))
+end
+
+--- The message of a stage's line, which may come from a program that is not ours.
+---@param line string without its newline
+---@return table|nil message
+---@return string? error "EPROTOCOL: ..." with the line's beginning
+---@return string? code
+function wire.from_stage(line)
+  local message, why, code = wire.decode(line)
+  if not message then return nil, why, code end
+  local problem = from_stage_problem(message)
+  if problem then return nil, wire.broken(problem, line), "EPROTOCOL" end
+  return message
 end
 
 --- Cuts a byte stream into lines.

@@ -1,0 +1,215 @@
+local omni = require "omni"
+local support = require "spec.support.pipeline"
+local uv = require "luv"
+
+local data_of = support.data_of
+local failure_of = support.failure_of
+local next_data = support.next_data
+local with_app = support.with_app
+
+local function python(config)
+  local env = { PYTHONPATH = uv.cwd() .. "/examples/python", PYTHONDONTWRITEBYTECODE = "1" }
+  return { exec = { "python3", "spec/fixtures/exec_stage.py" }, env = env, config = config }
+end
+
+-- A stage that says these lines; then it waits for the host to end it.
+local function says(...)
+  return { exec = { "sh", "-c", [[printf '%s\n' "$@" >&3; cat <&3 >/dev/null]], "sh", ... } }
+end
+
+local HELLO, READY = '{"type":"hello","protocol":1}', '{"type":"ready"}'
+
+-- How many chunks of a pipeline lie in shared memory.
+local function stored(app)
+  local n = 0
+  for _, name in ipairs(support.shared_names(app:stats().namespace)) do
+    if name:find("_", 1, true) then n = n + 1 end
+  end
+  return n
+end
+
+local function emptied(app)
+  local deadline = omni.now() + 5
+  while stored(app) > 0 and omni.now() < deadline do omni.sleep(0.005) end
+  return stored(app) == 0
+end
+
+-- How often the threads of a process went to sleep so far.
+local function sleeps(pid)
+  local n, scan = 0, assert(uv.fs_scandir(("/proc/%d/task"):format(pid)))
+  for thread in function() return (uv.fs_scandir_next(scan)) end do
+    local file = assert(io.open(("/proc/%d/task/%s/status"):format(pid, thread), "re"))
+    n = n + tonumber(file:read("*a"):match "\nvoluntary_ctxt_switches:%s*(%d+)")
+    file:close()
+  end
+  return n
+end
+
+describe("a Python stage", function()
+  it("passes between Lua stages what bytes and JSON carry", function()
+    with_app({ { "a", "pass" }, { "py", python() }, { "c", "pass" } }, function(app)
+      local big = ("x\0\255"):rep(1e6)
+      for _, value in ipairs { 0, -1.5, 2 ^ 53, true, false, "", "ü", "\0\255", big, { 1, { a = "b" } } } do
+        assert.same({ value }, data_of(app:submit { data = value }))
+      end
+    end)
+  end)
+
+  it("may be first and last, and knows its request and its configuration", function()
+    with_app({ { "py", python { digits = 3 } } }, function(app)
+      assert.same({ { id = "q/1", config = { digits = 3 } } }, data_of(app:submit { id = "q/1", data = "who" }))
+    end)
+  end)
+
+  it("serves many requests side by side", function()
+    with_app({ { "a", "words" }, { "py", python() }, { "c", "pass" } }, function(app)
+      local requests = {}
+      for i = 1, 50 do requests[i] = app:submit { data = ("one two %d"):format(i) } end
+      for i = 1, 50 do assert.same({ "one", "two", tostring(i) }, data_of(requests[i])) end
+    end)
+  end)
+
+  it("fails a request with file and line, and goes on", function()
+    with_app({ { "a", "pass" }, { "py", python() }, { "c", "pass" } }, function(app)
+      local request = app:submit { data = "error" }
+      local err, code = failure_of(request)
+      assert.equal("ESTAGE", code)
+      assert.truthy(err:find 'stage "py" failed: exec_stage.py:%d+: ValueError: no idea what that is')
+      assert.truthy(request.traceback:find("Traceback", 1, true))
+      assert.same({ "fine" }, data_of(app:submit { data = "fine" }))
+    end)
+  end)
+
+  it("stays within its windows while other requests go on", function()
+    with_app({ { "py", python() }, { "mid", "pass" }, { "last", "pass" } }, function(app)
+      local slow = app:submit { data = "flood" }
+      assert.equal(0, next_data(slow))
+      local emitted = data_of(app:submit { data = "how many" })[1]
+      -- Two edges of 4, the host's of 16, one in the hands of each stage, and what was just taken.
+      assert.is_true(emitted <= 4 + 4 + 16 + 3, "emitted " .. emitted)
+      local n = 1
+      for chunk in slow:chunks() do
+        assert.equal(n, chunk.data)
+        n = n + 1
+      end
+      assert.equal(1000, n)
+    end, { window = 4 })
+  end)
+
+  it("goes on with a window of one and chunks beyond the budget", function()
+    with_app({ { "a", "pass" }, { "py", python() }, { "c", "pass" } }, function(app)
+      assert.equal(1000, #data_of(app:submit { data = "flood" }))
+    end, { window = 1, budget = 3 })
+  end)
+
+  it("does not hold up senders when it has read enough", function()
+    with_app({ { "flood", "flood" }, { "py", python() }, { "c", "pass" } }, function(app)
+      assert.same(1000, #data_of(app:submit { data = "flood" }))
+    end, { window = 2 })
+    with_app({ { "a", "words" }, { "py", python() } }, function(app)
+      assert.same({}, data_of(app:submit { data = "enough " .. ("more "):rep(100) }))
+    end, { window = 2 })
+  end)
+
+  it("sleeps while there is nothing to do", function()
+    with_app({ { "a", "pass" }, { "py", python() }, { "c", "pass" } }, function(app)
+      local hanging = app:submit { data = "hang" } -- its thread waits; the input's end waits in shared memory
+      assert.equal("hanging", next_data(hanging))
+      local pid = app:stats().workers.py
+      local before = sleeps(pid)
+      omni.sleep(0.2) -- a measurement, no order of events
+      assert.is_true(sleeps(pid) - before <= 2, sleeps(pid) - before .. " wakeups")
+    end)
+  end)
+
+  it("that is killed fails its requests alone and leaves nothing in shared memory", function()
+    with_app({ { "a", "pass" }, { "py", python() }, { "mid", "pass" }, { "last", "pass" } }, function(app)
+      local flood = app:submit { data = "flood" }
+      assert.equal(0, next_data(flood))
+      assert.is_true(stored(app) > 0)
+      uv.kill(app:stats().workers.py, "sigkill")
+      local err, code = failure_of(flood)
+      assert.equal("EWORKER", code)
+      assert.truthy(err:find('stage "py" died by signal SIGKILL', 1, true))
+      assert.is_true(emptied(app))
+    end, { window = 8 })
+  end)
+
+  it("tells its exit code and what it said last", function()
+    with_app({ { "py", python() } }, function(app)
+      local err, code = failure_of(app:submit { data = "exit" })
+      assert.equal("EWORKER", code)
+      assert.truthy(err:find('stage "py" exited with code 3; stderr: giving up', 1, true))
+    end)
+  end)
+
+  it("lets go of an aborted request, whether it computes or waits for room", function()
+    with_app({ { "py", python() }, { "mid", "pass" }, { "last", "pass" } }, function(app)
+      for _, what in ipairs { "hang", "flood" } do
+        local request = app:submit { data = what }
+        next_data(request)
+        local answer = request:abort()
+        assert.equal("running", answer.stages.py)
+        assert.is_true(emptied(app))
+      end
+      assert.same({ "next" }, data_of(app:submit { data = "next" }))
+    end, { window = 2 })
+  end)
+
+  it("that breaks the protocol is killed; the line is shown", function()
+    with_app({ { "py", python() } }, function(app)
+      local err, code = failure_of(app:submit { data = "garbage" })
+      assert.equal("EWORKER", code)
+      local why = 'stage "py" was killed after EPROTOCOL: not a control message (done needs "req", a string)'
+      assert.truthy(err:find(why, 1, true))
+      assert.truthy(err:find('{"type":"done","req":7}', 1, true))
+    end)
+  end)
+end)
+
+describe("a program that does not speak the protocol", function()
+  local cases = {
+    { "no JSON", "no json", says "no json" },
+    { "no type", "it has no type", says "{}" },
+    { "an unknown message", 'there is no message "redy" (did you mean "ready"?)', says(HELLO, '{"type":"redy"}') },
+    { "ready before hello", "hello must come first", says(READY) },
+    { "hello twice", "hello was said before", says(HELLO, HELLO) },
+    { "ready twice", "ready was said before", says(HELLO, READY, READY) },
+    { "a failure without its text", 'failed needs "error", a string',
+      says(HELLO, '{"type":"failed","req":"r1","code":"ESTAGE"}') },
+    { "a code of another form", "a code is E and capital letters",
+      says(HELLO, '{"type":"failed","req":"r1","code":"oops","error":"x"}') },
+    { "another protocol", "speaks protocol 99, this host 1", says '{"type":"hello","protocol":99}' },
+  }
+  for _, case in ipairs(cases) do
+    it("fails with the reason: " .. case[1], function()
+      local app, err = support.line({ { "odd", case[3] } }):start()
+      if app then
+        err = failure_of(app:submit { data = 1 })
+        app:stop()
+      end
+      assert.truthy(err:find(case[2], 1, true), err)
+      assert.truthy(err:find('stage "odd"', 1, true), err)
+    end)
+  end
+
+  it("fails when it ends at once", function()
+    local app, err = support.line({ { "odd", { exec = { "sh", "-c", "echo sorry >&2; exit 4" } } } }):start()
+    assert.is_nil(app)
+    assert.truthy(err:find('stage "odd" exited with code 4; stderr: sorry', 1, true))
+  end)
+end)
+
+describe("the declaration of a program", function()
+  local function problem(definition)
+    local _, problems = support.line({ { "x", definition } }):topology()
+    return table.concat(problems, "\n")
+  end
+
+  it("is refused when it cannot run", function()
+    assert.truthy(problem({ exec = { "no-such-program" } }):find('program "no-such-program" is not found', 1, true))
+    assert.truthy(problem({ exec = {} }):find("exec must name a program", 1, true))
+    assert.truthy(problem({ exec = { "cat" }, module = "spec.fixtures.pass" }):find("both module and exec", 1, true))
+    assert.equal("", problem { exec = { "cat" } })
+  end)
+end)
