@@ -21,13 +21,18 @@ static void on_woken(void *arg) {
   vm_unpark(w->S, w->ticket);
 }
 
+static void watch_deadline(lua_worker *w);
+
+/* The loop's clock has whole milliseconds, so the timer may be early. */
 static void on_late(uv_timer_t *timer) {
   lua_worker *w = timer->data;
-  if (w->job != NULL) omni_job_expire(w->job);
+  if (w->job == NULL) return;
+  omni_job_expire(w->job);
+  if (omni_job_cancelled(w->job) == OMNI_CANCEL_NONE) watch_deadline(w);
 }
 
-static void watch_deadline(lua_worker *w, const omni_job *job) {
-  uint64_t deadline = omni_job_deadline(job), now = omni_sys_now();
+static void watch_deadline(lua_worker *w) {
+  uint64_t deadline = omni_job_deadline(w->job), now = omni_sys_now();
   if (deadline == 0) return;
   uv_update_time(vm_loop(w->S));
   uv_timer_start(&w->timer, on_late, deadline > now ? (deadline - now + 999999) / 1000000 : 0, 0);
@@ -51,7 +56,7 @@ static int worker_take(lua_State *L) {
   }
   if (plm_job_push(L, omni_job_ref(job)) == NULL) return luaL_error(L, "out of memory");
   w->job = job;
-  watch_deadline(w, job);
+  watch_deadline(w);
   return 1;
 }
 

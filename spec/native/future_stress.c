@@ -169,6 +169,25 @@ static void *guest_main(void *arg) {
 
 /* ---- a future is registered before its tool can run ---- */
 
+static omni_mutex seen_lock = PTHREAD_MUTEX_INITIALIZER;
+static omni_cond seen_cond = PTHREAD_COND_INITIALIZER;
+static unsigned seen; /* jobs taken so far */
+
+static void tell_seen(void) {
+  omni_mutex_lock(&seen_lock);
+  seen++;
+  omni_cond_signal(&seen_cond);
+  omni_mutex_unlock(&seen_lock);
+}
+
+static void await_seen(unsigned count) {
+  omni_mutex_lock(&seen_lock);
+  while (seen < count)
+    omni_cond_wait(&seen_cond, &seen_lock);
+  seen -= count;
+  omni_mutex_unlock(&seen_lock);
+}
+
 static omni_run *watched;
 
 static void watching_main(omni_worker *worker) {
@@ -176,6 +195,7 @@ static void watching_main(omni_worker *worker) {
     omni_run_stats stats;
     omni_run_read_stats(watched, &stats);
     CHECK(stats.pending == 1);
+    tell_seen();
     omni_worker_finish(worker, answer(omni_job_args(job)));
   }
 }
@@ -195,12 +215,7 @@ static void registered_first(void *owner) {
     request r = {READ, 0, {0, (unsigned char)i}};
     uint32_t handle = omni_run_prepare(watched, READ, args_of(&r), 1);
     CHECK(handle == i + 1);
-    /* It is claimed only after it ran: the worker must have seen it in the table. */
-    omni_pool_stats stats;
-    do {
-      sched_yield();
-      omni_pool_read_stats(pool, &stats);
-    } while (stats.jobs < i + 1 || stats.idle < stats.workers);
+    await_seen(1); /* it is claimed only after it ran: the worker must have seen it in the table */
     omni_blob *response = NULL;
     CHECK(omni_run_resolve(watched, handle, READ, args_of(&r), 1, &response) == OMNI_OK);
     omni_blob_unref(response);
@@ -213,6 +228,7 @@ static void registered_first(void *owner) {
 
 static void napping_main(omni_worker *worker) {
   for (omni_job *job; (job = next_job(worker)) != NULL;) {
+    tell_seen();
     CHECK(!omni_worker_nap(worker, omni_sys_now() + (uint64_t)1e12));
     omni_worker_finish(worker, answer(omni_job_args(job)));
   }
@@ -224,11 +240,7 @@ static void forgotten(void *owner) {
   omni_run *run = omni_run_open(pool, &(omni_run_options){.enabled = true});
   request r = {READ, 0, {0, 0}};
   CHECK(omni_run_prepare(run, READ, args_of(&r), 1) == 1);
-  omni_pool_stats stats;
-  do {
-    sched_yield();
-    omni_pool_read_stats(pool, &stats);
-  } while (stats.jobs == 0);
+  await_seen(1);
   omni_run_unref(run);
   omni_pool_release(pool);
 }
