@@ -130,7 +130,8 @@ static const char *match_frontier(guest_matcher *m, const char *at, const char *
 static const char *match_back(guest_matcher *m, const char *at, int digit) {
   int i = digit - '1';
   if (i < 0 || i >= m->captures || m->capture[i].len == GUEST_CAPTURE_OPEN) luaL_error(m->L, "invalid capture index");
-  ptrdiff_t len = m->capture[i].len < 0 ? 0 : m->capture[i].len;
+  ptrdiff_t len = m->capture[i].len;
+  if (len < 0) return NULL; /* a position: there is no text to find again */
   m->steps += (size_t)len / 64;
   bool same = m->text_end - at >= len && memcmp(m->capture[i].start, at, (size_t)len) == 0;
   return same ? at + len : NULL;

@@ -29,8 +29,8 @@ local TOOL = {
 local KEYWORDS, TAKEN = {}, {}
 for word in ([[and break do else elseif end false for function goto if in local nil not or repeat return then true
   until while]]):gmatch "%a+" do KEYWORDS[word] = true end
-for word in ([[_G _VERSION assert bit coroutine error getmetatable inputs ipairs math next pairs pcall print rawequal
-  rawget rawlen rawset require select setmetatable string table tonumber tostring type unpack xpcall]])
+for word in ([[_G _VERSION array assert bit coroutine error getmetatable inputs ipairs math next null pairs pcall print
+  rawequal rawget rawlen rawset require select setmetatable string table tonumber tostring type unpack xpcall]])
   :gmatch "[%w_]+" do TAKEN[word] = true end
 
 -- Why a name cannot be a tool's.
