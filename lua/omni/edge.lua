@@ -50,7 +50,7 @@ end
 ---@return omni.edge.stream
 function Inbound:open(req)
   local stream = setmetatable({
-    inbound = self, req = req, queue = {}, first = 1, last = 0, tickets = {},
+    inbound = self, req = req, queue = {}, first = 1, last = 0, tickets = {}, ahead = 0, used = 0,
   }, Stream)
   self.streams[req] = stream
   self.adapter:load_async(req)
@@ -64,6 +64,17 @@ function Inbound:close()
   self.shm:close()
 end
 
+-- Uses chunks up in advance while more of them wait than were, and asks for those that may still come.
+local function use_ahead(self)
+  local waiting = self.last - self.first + 1
+  local more = math.min(waiting, self.ahead) - self.used
+  if more > 0 then
+    self.used = self.used + more
+    self.inbound.adapter:consumed(self.req, more)
+  end
+  if waiting < self.ahead and not self.ended then self.inbound.adapter:want(self.req, self.ahead - waiting) end
+end
+
 function Stream:push(items)
   for _, item in ipairs(items) do
     if item.error then
@@ -73,6 +84,7 @@ function Stream:push(items)
     else
       self.last = self.last + 1
       self.queue[self.last] = item
+      if self.ahead > 0 then use_ahead(self) end
     end
     if item.finished then self.ended = true end
   end
@@ -100,7 +112,19 @@ end
 --- Tells the sender's window that n chunks were used.
 ---@param n integer
 function Stream:consumed(n)
-  if not self.closed then self.inbound.adapter:consumed(self.req, n) end
+  if self.closed then return end
+  local before = math.min(self.used, n) -- these were told in advance
+  self.used = self.used - before
+  if n > before then self.inbound.adapter:consumed(self.req, n - before) end
+  if self.ahead > 0 and not self.dropping then use_ahead(self) end
+end
+
+--- Takes n chunks more than the window, into memory: nobody would ever read this stream otherwise.
+---@param n integer
+function Stream:grow(n)
+  if self.closed or self.dropping then return end
+  self.ahead = self.ahead + n
+  use_ahead(self)
 end
 
 --- The data of the next chunk, if one waits. Raises the request's error.
@@ -200,11 +224,12 @@ end
 
 --- Suspends until the request may send one more chunk on this edge.
 ---@param req string
+---@param timeout? number seconds
 ---@return true|nil ok
 ---@return string? error
 ---@return string? code
-function Outbound:credit(req)
-  return self.adapter:credit(req)
+function Outbound:credit(req, timeout)
+  return self.adapter:credit(req, timeout)
 end
 
 --- Sends a chunk; never waits. Ask for credit first.

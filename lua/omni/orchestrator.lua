@@ -5,6 +5,7 @@
 --- Commands in (from the front): submit, consumed, abort, stop. Messages out: ready, broken, chunks, ended, aborted,
 --- stopped.
 
+local deadlock = require "omni.deadlock"
 local edge = require "omni.edge"
 local exec = require "omni.exec"
 local host = require "omni.native.host"
@@ -58,8 +59,9 @@ local function on_death(self, stage, report)
   requests.stage_died(self, stage, report)
 end
 
--- What workers say of themselves; what they say of requests is the requests' part.
+-- What workers say of themselves; what they say of requests is the requests' part, what they wait for is deadlock's.
 local messages = setmetatable({}, { __index = requests.messages })
+for name, handler in pairs(deadlock.messages) do messages[name] = handler end
 
 function messages:hello(stage, message)
   if stage.greeted then return "hello was said before" end
@@ -118,7 +120,7 @@ function Orchestrator:init_message(stage)
   local definition = stage.definition
   return {
     type = "init", stage = stage.name, replica = 0, module = definition.module, config = definition.config,
-    namespace = self.namespace, inputs = inputs, outputs = outputs,
+    namespace = self.namespace, inputs = inputs, outputs = outputs, joins = deadlock.possible(self.edges),
   }
 end
 

@@ -37,17 +37,27 @@ local STAGE = {
 }
 
 local OPTIONS = {
+  request_bytes = {
+    type = "integer", default = 64 * 1024 * 1024,
+    check = function(v) return v >= 1, "must be 1 byte or more" end,
+  },
   extension = { type = "string", check = function(v) return not v:find "[^%w]", "must be letters and digits" end },
 }
 
+---@class omni.pipeline.options
+---@field extension? string what files of its outputs are called: "ogg"
+---@field request_bytes? integer bytes of a request that stages may hold beyond their windows when they would otherwise
+---wait for each other (64 MiB)
+
 --- A new, empty pipeline.
 ---@param name string
----@param options? {extension?: string} what files of its outputs are called: "ogg"
+---@param options? omni.pipeline.options
 ---@return omni.pipeline
 function pipeline.new(name, options)
   check.argument(name, "name", "omni.pipeline: the pipeline's name")
-  local extension = check.options(options, OPTIONS, ('pipeline "%s"'):format(name)).extension
-  local declared = { name = name, extension = extension, stages = {}, edges = {}, origin = check.origin() }
+  options = check.options(options, OPTIONS, ('pipeline "%s"'):format(name))
+  local declared = { name = name, extension = options.extension, stages = {}, edges = {}, origin = check.origin() }
+  declared.request_bytes = options.request_bytes or OPTIONS.request_bytes.default
   return setmetatable(declared, Pipeline)
 end
 
@@ -206,7 +216,9 @@ function Pipeline:topology()
   problems.add = nil
   if #problems > 0 then return nil, problems end
   graph.complete(stages, edges)
-  return { name = self.name, stages = stages, order = order, edges = edges }, problems
+  return {
+    name = self.name, stages = stages, order = order, edges = edges, request_bytes = self.request_bytes,
+  }, problems
 end
 
 --- Starts the pipeline's processes and returns when all are ready. Suspends. Raises when the declaration is wrong.

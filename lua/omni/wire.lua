@@ -3,8 +3,10 @@
 ---
 ---   stage → host   hello {protocol, build, pid}   ready {}   broken {error, traceback?}   (start-up)
 ---                  done {req}   failed {req, code, error, traceback?}   ended {req, was}   (requests)
----   host → stage   init {stage, replica, config, namespace, inputs, outputs}
+---                  stalled {req}   waits {req, inquiry, waits, sent, got}   (see omni.deadlock)
+---   host → stage   init {stage, replica, config, namespace, inputs, outputs, joins}
 ---                  start {req, label, deadline}   abort {req, code, error}   forget {req}   stop {}
+---                  waits {req, inquiry}   grow {req, edge, chunks}   (to stages that are Lua modules)
 
 local check = require "omni.check"
 local json = require "omni.json"
@@ -42,6 +44,8 @@ local FROM_STAGE = {
   done = { req = "string" },
   failed = { req = "string", code = "string", error = "string" },
   ended = { req = "string", was = "string" },
+  stalled = { req = "string" },
+  waits = { req = "string", inquiry = "number", waits = "table", sent = "table", got = "table" },
 }
 
 -- What is wrong with a message of a stage, or nil.

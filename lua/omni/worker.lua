@@ -8,6 +8,7 @@ local omni = require "omni"
 local ports = require "omni.ports"
 local sink = require "omni.sink"
 local uv = require "luv"
+local waits = require "omni.waits"
 local wire = require "omni.wire"
 
 local worker = {}
@@ -71,10 +72,11 @@ end
 local function sender(record)
   return function(out, data)
     local ok, why = true, record.ended
-    if not why then ok, why = out:credit(record.req) end
+    if not why then ok, why = waits.credit(record, out, stage.on_stall) end
     if record.ended then error(record.ended, 0) end
     if ok then ok, why = out:send(record.req, data, false) end
     if not ok then error(why, 0) end
+    waits.sent(record, out)
   end
 end
 
@@ -102,8 +104,25 @@ function handlers.start(message)
   record.request = setmetatable({ id = message.label, deadline = message.deadline, hooks = {} }, Request)
   for i, input in ipairs(stage.inputs) do record.streams[i] = input:open(message.req) end
   record.input, record.emit = ports.input(stage.inputs, record.streams), ports.emit(stage.outputs, sender(record))
+  waits.begin(record)
   requests[message.req] = record
   omni.spawn(run_request, record)
+end
+
+function handlers.waits(message)
+  local record = requests[message.req]
+  if not record or record.ended or record.finished then return end
+  local report = waits.report(record)
+  report.type, report.req, report.inquiry = "waits", message.req, message.inquiry
+  send(report)
+end
+
+-- A reader that others wait for takes more than its window.
+function handlers.grow(message)
+  local record = requests[message.req]
+  for _, stream in ipairs(record and record.streams or {}) do
+    if stream.inbound.spec.id == message.edge then stream:grow(message.chunks) end
+  end
 end
 
 -- Ends a request from outside: nothing is sent from now on; the inputs are closed by `forget`, when all senders are
@@ -153,6 +172,7 @@ local function load_stage(message)
   local instance = module
   if module.open then instance = module.open(message.config or {}) or module end
   stage = { name = message.stage, module = module, instance = instance, inputs = {}, outputs = {} }
+  if message.joins then stage.on_stall = function(record) send { type = "stalled", req = record.req } end end
 end
 
 local function open_edges(message)
