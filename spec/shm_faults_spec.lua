@@ -223,6 +223,15 @@ describe("the shared-memory connector", function()
       assert.equal("v", get:join())
     end)
 
+    it("unlocked before its close: whom the close wakes finds it free, whoever shares the descriptor", function()
+      local rule = sys.rule { op = "CLOSE", skip = 1, action = "hold" } -- the first close is the segment's
+      local put = put_in_thread("k", "v")
+      assert(rule:wait())
+      assert.equal("v", c:get "k")
+      rule:remove()
+      assert.is_true(put:join())
+    end)
+
     it("a key that is put again between a reader's unlinks and its unlock is not stuck", function()
       c:put("k", "old")
       local rule = sys.rule { op = "FLOCK", skip = 1, action = "hold" } -- the reader's second flock is its unlock

@@ -16,6 +16,15 @@ local function with_dir(fn)
   assert(ok, err)
 end
 
+-- Waits until the connector has found the lock held so often.
+local function until_busy(c, times)
+  local deadline = omni.now() + 10
+  while c:stats().busy < times do
+    assert(omni.now() < deadline, "it does not look again")
+    omni.sleep(0.001)
+  end
+end
+
 describe("the shared-memory connector at its limits", function()
   local c, namespace
 
@@ -281,7 +290,7 @@ describe("the shared-memory connector at its limits", function()
     c:put("k", "v")
     local unlock, close = files.hold_lock(c:lock_path "k")
     local waiting = omni.spawn(function() return c:wait("k", { timeout = 20 }) end)
-    while c:stats().busy < 3 do omni.sleep(0.001) end
+    until_busy(c, 5)
     unlock() -- and its descriptor stays open: no event is made
     assert.equal("v", waiting:join(20))
     close()
@@ -294,7 +303,7 @@ describe("the shared-memory connector at its limits", function()
     write_file(segment_path "k", header(1) .. "v")
     local busy = c:stats().busy
     write_file(c:lock_path "k", "") -- opened for writing and closed: the only event, and the lock is held
-    while c:stats().busy < busy + 2 do omni.sleep(0.001) end
+    until_busy(c, busy + 5)
     unlock()
     assert.equal("v", waiting:join(20))
     close()

@@ -22,6 +22,16 @@ describe("sink", function()
     thread:join()
   end)
 
+  it("hands out what came before its timeout was noticed", function()
+    local batch
+    local task = omni.spawn(function() batch = s:get_batch { timeout = 0.01 } end)
+    omni.sleep(0)
+    uv.sleep(30) -- the loop does not turn: when it does, the time is over and the bell rings
+    s:put "late"
+    task:join()
+    assert.same({ "late" }, batch)
+  end)
+
   -- ---- consumers that end ----
 
   it("tells producers when its consumer dies in the callback", function()
