@@ -141,6 +141,19 @@ describe("omnihost plm", function()
     assert.equal(1, plm(dir .. "/none.lua").code)
   end)
 
+  it("runs the example programs alike both ways", function()
+    assert.equal(0, os.execute(("cp -r examples/tools %s/ && rm -f %s/tools/var/*"):format(dir, dir)))
+    for name, told in pairs { briefing = '"best_day":', reprice = '"credit":288542', chain = "3334 orders" } do
+      local file = ("%s/tools/%s.lua"):format(dir, name)
+      local p = plm(file, "--tools", "tools.shop", "tools.notes", "tools.rates", "--compare")
+      assert.equal(0, p.code, p.stderr)
+      assert.matches("are equal\n$", p.stdout)
+      assert.equal(name == "chain", not p.stdout:find "started early")
+      p = plm(file, "--tools", "tools.shop", "tools.notes", "tools.rates")
+      assert.matches(told, p.stdout, 1, true)
+    end
+  end)
+
   it("has a help text for newcomers", function()
     local p = plm "--help"
     assert.equal(0, p.code)

@@ -44,7 +44,7 @@ static int transformed(lua_State *L, const char *name, void (*transform)(char *t
   const char *text = luaL_checklstring(L, 1, &len);
   if (len > GUEST_STRING_MAX) return too_long(L, name);
   vm_guest_charge(L, len / 4);
-  char *to = lua_newuserdata(L, len);
+  char small[256], *to = len <= sizeof small ? small : lua_newuserdata(L, len);
   transform(to, text, len);
   lua_pushlstring(L, to, len);
   return 1;
