@@ -409,6 +409,24 @@ while get(8) do local put = 1 put(9) end]]
     assert.equal(11, info.calls[1].column)
   end)
 
+  it("sees at a glance what is kept apart, and never too much", function()
+    local quick = "no two calls of early tools can overlap"
+    for _, source in ipairs {
+      "get(1)", "x.get = 1 if x then get(1) end", "do get(1) end local function f() end get(2)",
+      "if get(1) then get(2) else look(3) end", "while x do get(1) end get(2)",
+      "for i = 1, 2 do get(i) end get(3)", "repeat get(1) until get(2)", "get(1) while get(2) do x = 1 end",
+      "get(1) ::again:: get(2)",
+    } do
+      assert.equal(quick, select(2, rewrite(source, manifest)).reason)
+    end
+    for _, source in ipairs {
+      "get(1) local f = function() if x then return end end get(2)", "local a = get(1) return get(2)",
+      "get(1) if get(2) then x = 1 end", "get(1) for i = 1, get(2) do x = i end", "get(1) x = function() end get(2)",
+    } do
+      assert.is_true(select(2, rewrite(source, manifest)).changed)
+    end
+  end)
+
   it("numbers the sites of a group in the order of evaluation, with the last of the group", function()
     local _, info = rewritten "get(1) get(2) f() look(1) local g = function() get(7) get(8) end look(2, look(3))"
     local seen = {}

@@ -100,8 +100,8 @@ local function analyse(source, tree, known)
   return found
 end
 
-local function attempt(source, known)
-  local tree, why = parser.parse(source)
+local function attempt(source, known, read)
+  local tree, why = parser.parse(read)
   if not tree then return unchanged(source, why) end
   local found = analyse(source, tree, known)
   if found.sites == 0 then return decline(source, found, tree, "nothing overlaps") end
@@ -112,10 +112,18 @@ local function attempt(source, known)
 end
 
 -- Nesting that LuaJIT does not limit (a chain of ten thousand operators) overflows the stack of the walk.
-local function guarded(source, known)
-  local ok, text, info = pcall(attempt, source, known)
+local function guarded(source, known, read)
+  local ok, text, info = pcall(attempt, source, known, read)
   if not ok then return unchanged(source, "the pass gave up: " .. tostring(text)) end
   return text, info
+end
+
+-- The calls of a program in which no two can overlap, for those who ask.
+local function look_closer(info, source, known)
+  info._fill = function(self)
+    local read = parser.read(source)
+    if read then self.calls = select(2, guarded(source, known, read)).calls end
+  end
 end
 
 --- Rewrites a guest program.
@@ -126,12 +134,13 @@ end
 local function rewrite(source, manifest)
   local known = tools.of(manifest)
   if #source > MAX_BYTES then return unchanged(source, "the program is longer than 64 KiB") end
-  if known:twice(source) then return guarded(source, known) end
-  local _, info = unchanged(source, "no two calls of early tools")
-  info._fill = function(self)
-    local _, looked = guarded(source, known)
-    self.calls = looked.calls
+  if known:twice(source) then
+    local read, why = parser.read(source)
+    if not read then return unchanged(source, why) end
+    if known:together(read.tokens) then return guarded(source, known, read) end
   end
+  local _, info = unchanged(source, "no two calls of early tools can overlap")
+  look_closer(info, source, known)
   return source, info
 end
 

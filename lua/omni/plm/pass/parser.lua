@@ -24,6 +24,12 @@ local function token_list(lexer)
   local list = { get_quoted_substring_or_line = lexer.get_quoted_substring_or_line }
 
   function list.new_state(source)
+    local read = source.tokens
+    source.tokens = nil
+    return read or list.read(source)
+  end
+
+  function list.read(source)
     local state = lexer.new_state(source)
     local count, kinds, values, lines, offsets, ends, end_lines = 0, {}, {}, {}, {}, {}, {}
     repeat
@@ -61,25 +67,36 @@ local function load_parser()
   local lexer = require "luacheck.lexer"
   local chunk = assert(loadfile(assert(package.searchpath("luacheck.parser", package.path))))
   jit.off(chunk, true)
-  package.loaded["luacheck.lexer"] = token_list(lexer)
+  local list = token_list(lexer)
+  package.loaded["luacheck.lexer"] = list
   local ok, loaded = pcall(chunk, "luacheck.parser")
   package.loaded["luacheck.lexer"] = lexer
-  return assert(ok and loaded, loaded)
+  return assert(ok and loaded, loaded), list
 end
 
-local available, luacheck = pcall(load_parser)
+local available, luacheck, tokens = pcall(load_parser)
 
 local BOM = "\239\187\191"
 
---- Parses a program.
+--- Reads the tokens of a program.
 ---@param source string
----@return table|nil tree blocks and nodes in luacheck's form (tag, line, offset, end_offset), and line_offsets
+---@return table|nil text for parser.parse; tokens.kinds and tokens.values tell what is in it
 ---@return string? why not
-function parser.parse(source)
+function parser.read(source)
   if not available then return nil, "the parser (Debian: lua-check) is not installed" end
   -- LuaJIT skips a byte order mark; three spaces keep the offsets.
   local bytes = source:sub(1, 3) == BOM and "   " .. source:sub(4) or source
-  local ok, tree, _, _, _, _, line_offsets = pcall(luacheck.parse, setmetatable({ bytes = bytes }, Bytes))
+  local text = setmetatable({ bytes = bytes }, Bytes)
+  text.tokens = tokens.read(text)
+  return text
+end
+
+--- Parses a program.
+---@param text table of parser.read, which is used up
+---@return table|nil tree blocks and nodes in luacheck's form (tag, line, offset, end_offset), and line_offsets
+---@return string? why not
+function parser.parse(text)
+  local ok, tree, _, _, _, _, line_offsets = pcall(luacheck.parse, text)
   if not ok then return nil, "the parser does not understand the program" end
   tree.line_offsets = line_offsets
   return tree

@@ -1,4 +1,4 @@
---- What the pass knows of a manifest: the early tools by name, and a look at a text that is much cheaper than parsing.
+--- What the pass knows of a manifest: the early tools by name, and looks at a text that are much cheaper than parsing.
 
 local tools = {}
 tools.__index = tools
@@ -39,6 +39,30 @@ function tools:twice(source)
       count = count + 1
       if count == 2 then return true end
       from, to = source:find(name, to + 1, true)
+    end
+  end
+  return false
+end
+
+-- What stands between two calls of which one is before, in or after a branch, a loop or a block, and the other is not.
+local APART = {}
+for word in ("then else elseif do end while repeat until goto break ::"):gmatch "%S+" do APART[word] = true end
+
+--- Whether two early tools are named with nothing between that keeps them apart. What a closure holds does not.
+---@param tokens table of parser.read
+---@return boolean
+function tools:together(tokens)
+  local ends, kinds, values = self.early_ends, tokens.kinds, tokens.values
+  local seen, apart, closure = false, false, false
+  for index = 1, #kinds do
+    local kind = kinds[index]
+    if (kind == "name" or kind == "string") and ends[values[index]] then
+      if seen and not apart then return true end
+      seen, apart, closure = true, false, false
+    elseif kind == "function" then
+      closure = true
+    elseif APART[kind] and not closure then
+      apart = true
     end
   end
   return false
