@@ -18,7 +18,7 @@
 static char exe_path[4096];
 
 /*
- * omnihost --child PPID [--same-group] -- program args...
+ * omnihost --child PPID [--same-group [--control]] -- program args...
  * The trampoline of every child: own process group, death with the thread that started it, no stray descriptors.
  */
 static int child_main(int argc, char **argv) {
@@ -27,13 +27,15 @@ static int child_main(int argc, char **argv) {
   pid_t parent = (pid_t)atol(argv[i++]);
   bool same_group = strcmp(argv[i], "--same-group") == 0;
   if (same_group) i++;
+  bool control = same_group && strcmp(argv[i], "--control") == 0; /* descriptor 3 is the program's too */
+  if (control) i++;
   if (i + 1 >= argc || strcmp(argv[i], "--") != 0) return 2;
   char **command = argv + i + 1;
   if (!same_group) setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   /* The signal never comes if the parent died before it was asked for. */
   if (getppid() != parent) _exit(137);
-  close_range(same_group ? 3 : 5, ~0U, 0);
+  close_range(same_group ? (control ? 4 : 3) : 5, ~0U, 0);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);

@@ -1,4 +1,4 @@
-local base64 = require "omni.cli.base64"
+local base64 = require "omni.base64"
 local json = require "omni.json"
 local omni = require "omni"
 local program = require "omni.program"
@@ -128,5 +128,24 @@ describe("examples/speech", function()
     local p = run.run({ run.omnihost, "examples/speech/pipeline.lua" }, { stdin = '{"id":"x","data":{"lang":"en"}}\n' })
     assert.equal(1, p.code)
     assert.truthy(p.stdout:find("the request's data must be a text", 1, true))
+  end)
+end)
+
+describe("examples/python", function()
+  it("tells of each sentence what the formula says, through Lua, Python and sh", function()
+    with_dir(function(dir)
+      local p = run.run({ run.omnihost, "examples/python/pipeline.lua", "--input", "examples/python/requests.jsonl" },
+        { env = { PYTHONPYCACHEPREFIX = dir } })
+      assert.equal(0, p.code, p.stderr)
+      local said = {}
+      for line in p.stdout:gmatch "[^\n]+" do
+        local record = json.decode(line)
+        said[record.id] = (said[record.id] or "") .. (record.data and record.data .. "\n" or "")
+      end
+      -- Flesch by hand: 6 words of one syllable give 206.835 - 1.015 * 6 - 84.6 = 116.145.
+      assert.truthy(said.cat:find("easy  116.1  The cat sat on the mat.\n", 1, true))
+      assert.truthy(said.cat:find "easiest: It saw a dog!\n$")
+      assert.truthy(said.law:find "^hard %-%d+%.%d  Notwithstanding")
+    end)
   end)
 end)

@@ -47,10 +47,12 @@ end
 --- The arguments of the trampoline that runs a command as a child tied to this process.
 ---@param command string[]
 ---@param same_group? boolean stay in this process's group, so that whoever kills it kills the child too
+---@param control? boolean with same_group: the child keeps fd 3
 ---@return string[]
-function supervisor.trampoline(command, same_group)
+function supervisor.trampoline(command, same_group, control)
   local args = { "--child", tostring(uv.os_getpid()) }
   if same_group then args[#args + 1] = "--same-group" end
+  if control then args[#args + 1] = "--control" end
   args[#args + 1] = "--"
   for _, word in ipairs(command) do args[#args + 1] = word end
   return args

@@ -7,6 +7,9 @@
 ---   host → stage   init {stage, replica, config, namespace, inputs, outputs, joins}
 ---                  start {req, label, deadline}   abort {req, code, error}   forget {req}   stop {}
 ---                  waits {req, inquiry}   grow {req, edge, chunks}   (to stages that are Lua modules)
+---
+--- A program whose data goes through its worker (`omni.stages.inline`) also gets `data {req, data | data_b64}` and
+--- `end {req}`, and says `data` itself.
 
 local check = require "omni.check"
 local json = require "omni.json"
@@ -48,8 +51,9 @@ local FROM_STAGE = {
   waits = { req = "string", inquiry = "number", waits = "table", sent = "table", got = "table" },
 }
 
--- What is wrong with a message of a stage, or nil.
-local function from_stage_problem(message)
+-- What is wrong with a message of a stage, or nil. `data` is for those who have no edges of their own.
+local function from_stage_problem(message, inline)
+  if inline and message.type == "data" then return type(message.req) ~= "string" and "data needs its req" or nil end
   local fields = FROM_STAGE[message.type]
   if not fields then
     return ('there is no message "%s"%s'):format(message.type, check.hint(message.type, check.sorted_keys(FROM_STAGE)))
@@ -73,13 +77,14 @@ end
 
 --- The message of a stage's line, which may come from a program that is not ours.
 ---@param line string without its newline
+---@param inline? boolean the stage's data comes here too
 ---@return table|nil message
 ---@return string? error "EPROTOCOL: ..." with the line's beginning
 ---@return string? code
-function wire.from_stage(line)
+function wire.from_stage(line, inline)
   local message, why, code = wire.decode(line)
   if not message then return nil, why, code end
-  local problem = from_stage_problem(message)
+  local problem = from_stage_problem(message, inline)
   if problem then return nil, wire.broken(problem, line), "EPROTOCOL" end
   return message
 end

@@ -5,7 +5,7 @@ local report = {}
 function report.run(_, _, input, emit)
   local best
   for judged in input do
-    emit(("%6.1f  %s"):format(judged.ease, judged.text))
+    emit(("%s %6.1f  %s"):format(judged.label, judged.ease, judged.text))
     if not best or judged.ease > best.ease then best = judged end
   end
   if best then emit("easiest: " .. best.text) end

@@ -1,6 +1,6 @@
 --- Runs a pipeline that a script returned: requests as JSON lines in, results as JSON lines out.
 
-local base64 = require "omni.cli.base64"
+local base64 = require "omni.base64"
 local check = require "omni.check"
 local host = require "omni.native.host"
 local json = require "omni.json"

@@ -1,6 +1,6 @@
 --- Where results go: JSON lines, and files for bytes under --out-dir.
 
-local base64 = require "omni.cli.base64"
+local base64 = require "omni.base64"
 local json = require "omni.json"
 local uv = require "luv"
 
