@@ -13,9 +13,9 @@ struct omni_inbox {
   omni_mutex mutex;           /* protects what follows; never held while a callback runs */
   omni_cond quiet;            /* signalled when ringing falls to 0 on a closed inbox */
   omni_event *head, *tail;    /* queued, oldest first */
-  bool rung;                  /* a doorbell is on its way for what is queued */
-  bool closed;                /* no post and no ring from now on */
-  unsigned ringing;           /* posters that write to fd */
+  atomic_bool rung;           /* a doorbell is on its way for what is queued; written under the mutex */
+  atomic_bool closed;         /* no post and no ring from now on; written under the mutex */
+  atomic_uint ringing;        /* posters that write to fd; raised under the mutex */
   atomic_uint_fast64_t bells; /* rings so far */
   void (*after)(void *);
   void *arg;
@@ -50,7 +50,7 @@ static void on_bell(uv_poll_t *bell, int status, int events) {
   (void)!omni_sys_read(inbox->fd, &rings, sizeof rings); /* before the swap: whoever posts after it rings again */
   /* Two batches and out: draining until empty would let events that post themselves starve timers. */
   deliver_batch(inbox);
-  deliver_batch(inbox);
+  if (atomic_load(&inbox->rung)) deliver_batch(inbox);
   if (inbox->after != NULL) inbox->after(inbox->arg);
 }
 
@@ -103,8 +103,10 @@ static omni_posted append(omni_inbox *inbox, omni_event *event, bool *ring) {
     inbox->head = event;
   inbox->tail = event;
   *ring = !inbox->rung;
-  inbox->rung = true;
-  if (*ring) inbox->ringing++;
+  if (*ring) {
+    inbox->rung = true;
+    inbox->ringing++;
+  }
   omni_mutex_unlock(&inbox->mutex);
   return OMNI_POSTED;
 }
@@ -122,9 +124,12 @@ omni_posted omni_inbox_post(omni_inbox *inbox, omni_event *event) {
     uint64_t one = 1;
     (void)!omni_sys_write(inbox->fd, &one, sizeof one);
     atomic_fetch_add_explicit(&inbox->bells, 1, memory_order_relaxed);
-    omni_mutex_lock(&inbox->mutex);
-    if (--inbox->ringing == 0 && inbox->closed) omni_cond_signal(&inbox->quiet);
-    omni_mutex_unlock(&inbox->mutex);
+    /* close() says closed, then looks at ringing; this is the other way round, so one of the two sees the other. */
+    if (atomic_fetch_sub(&inbox->ringing, 1) == 1 && atomic_load(&inbox->closed)) {
+      omni_mutex_lock(&inbox->mutex);
+      omni_cond_signal(&inbox->quiet);
+      omni_mutex_unlock(&inbox->mutex);
+    }
   }
   return OMNI_POSTED;
 }

@@ -44,9 +44,8 @@ function M.new(opts)
   return sink
 end
 
--- The deadline is computed once, so that spurious wakes cannot stretch it; -1 waits without limit.
+-- The deadline is computed once, so that spurious wakes cannot stretch it.
 local function remaining(deadline)
-  if not deadline then return -1 end
   local left = deadline - sched.now()
   return left > 0 and left or 0
 end
@@ -72,7 +71,7 @@ end
 function Sink:get_batch(opts)
   local max, timeout = math.huge, nil
   if opts ~= nil then max, timeout = get_options(opts) end
-  local deadline, left = timeout and sched.now() + timeout, timeout or -1
+  local deadline
   self:_ready()
   while true do
     local batch = self:_drain(max)
@@ -83,8 +82,9 @@ function Sink:get_batch(opts)
     batch = self:_arm(max)
     if batch then return batch end
     if batch == false then return nil, "ECLOSED: the sink is closed", "ECLOSED" end
+    local left = deadline and remaining(deadline) or timeout or -1
+    deadline = deadline or timeout and sched.now() + timeout
     if not self:_wait(left) and deadline and sched.now() >= deadline then return self:_drain(max) or {} end
-    left = remaining(deadline)
   end
 end
 
