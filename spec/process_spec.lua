@@ -43,9 +43,12 @@ describe("a stage's process", function()
   end)
 
   it("gives the programs that it starts no descriptor but theirs", function()
-    local list = "cat >/dev/null; for fd in $(seq 0 30); do [ ! -e /proc/$$/fd/$fd ] || echo $fd; done"
-    with_app({ { "a", filter { command = { "sh", "-c", list } } } }, function(app)
+    local list = "for fd in $(seq 0 30); do [ ! -e /proc/$$/fd/$fd ] || echo $fd; done"
+    with_app({ { "a", filter { command = { "sh", "-c", "cat >/dev/null; " .. list } } } }, function(app)
       assert.equal("0\n1\n2\n", table.concat(data_of(app:submit { data = "x" })))
+    end)
+    with_app({ { "a", "shell" } }, function(app) -- nor those that a module starts by itself
+      assert.equal("0\n1\n2\n", table.concat(data_of(app:submit { data = list })))
     end)
   end)
 end)

@@ -1,4 +1,5 @@
 local omni = require "omni"
+local sys = require "omni.testing.sys"
 local uv = require "luv"
 
 local function wakeups(s) return s:stats().wakeups_scheduled end
@@ -29,6 +30,28 @@ describe("sink", function()
     s:put "late"
     task:join()
     assert.same({ "late" }, batch)
+  end)
+
+  it("finds after the arm what was put until then, while the flag was up", function()
+    if not sys.enabled then
+      pending "this build has no hooks"
+      return
+    end
+    local queue = omni.sink.new { bind = false }
+    queue:put "a"
+    local rule = sys.rule { op = "POINT", match = "sink.arm", action = "hold" }
+    local consumer = omni.thread(function(sink)
+      sink:bind()
+      local first = sink:get_batch() -- taken without arming: the flag stays up
+      return first[1], sink:get_batch({ timeout = 20 })[1], sink:stats().wakeups_scheduled
+    end, queue)
+    assert(rule:wait())
+    queue:put "b" -- rings no bell
+    rule:remove()
+    local start = omni.now()
+    assert.same({ "a", "b", 1 }, { consumer:join() })
+    assert.is_true(omni.now() - start < 10)
+    queue:close()
   end)
 
   -- ---- consumers that end ----

@@ -293,6 +293,7 @@ void omni_sink_settle(omni_sink *sink) {
 }
 
 void omni_sink_arm(omni_sink *sink) {
+  omni_sys_point("sink.arm");
   omni_mutex_lock(&sink->mutex);
   sink->flag = false;
   omni_mutex_unlock(&sink->mutex);
