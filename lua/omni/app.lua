@@ -48,8 +48,12 @@ function events.chunks(self, id, outlet, stage, port, base, items)
   local request = self.requests[id]
   if not request then return end
   self.meters.chunks:add(#items)
-  if request.last == 0 then self.meters.first_chunk:observe((omni.now() - request.submitted_at) * 1e6) end
+  if request.last == 0 then
+    request.first_after = omni.now() - request.submitted_at
+    self.meters.first_chunk:observe(request.first_after * 1e6)
+  end
   for i, item in ipairs(items) do
+    if type(item.data) == "string" then request.bytes = request.bytes + #item.data end
     request.last = request.last + 1
     request.queue[request.last] = {
       stage = stage, port = port, index = base + i - 1, data = item.data, finished = item.finished == true,
@@ -60,13 +64,14 @@ function events.chunks(self, id, outlet, stage, port, base, items)
   wake(request, "reader")
 end
 
-function events.ended(self, id, code, message, traceback)
+function events.ended(self, id, code, message, traceback, timeline, work)
   local request = self.requests[id]
   if not request then return end
   self.requests[id] = nil
   request.state = code == "EABORTED" and "aborted" or code and "failed" or "done"
   self.meters[request.state]:add(1)
   request.code, request.error, request.traceback = code or nil, message or nil, traceback or nil
+  request.ended_at, request.timeline, request.work = omni.now(), timeline or {}, work or {}
   wake(request, "reader")
 end
 
@@ -160,10 +165,11 @@ function App:submit(options)
   local key = "r" .. self.next_id
   local request = setmetatable({
     app = self, key = key, id = options.id == nil and key or tostring(options.id), state = "running",
-    queue = {}, first = 1, last = 0, submitted_at = omni.now(),
+    queue = {}, first = 1, last = 0, bytes = 0, submitted_at = omni.now(),
   }, Request)
   local ok, _, code = self.inbox:put {
     type = "submit", id = key, label = request.id, data = options.data, deadline = options.deadline,
+    at = request.submitted_at,
   }
   self.meters.submitted:add(1)
   self.requests[key] = request
@@ -229,6 +235,25 @@ function Request:abort()
     wait(self.app, self, "aborters", "request:abort")
   end
   return self.answer or { outcome = "already finished", stages = {} }
+end
+
+---@class omni.app.request.stats times are seconds after the submission
+---@field state string
+---@field seconds number until the end, or until now
+---@field first_chunk number|nil
+---@field chunks integer that came, terminal ones included
+---@field bytes integer of those that are strings
+---@field work table<string, {chunks_in: integer, chunks_out: integer, seconds: number}> of stages that have finished,
+---once the request has ended
+---@field timeline {at: number, event: string, stage: string|nil}[] admitted, first chunk, done, failed; at the end
+
+--- What happened to the request.
+---@return omni.app.request.stats
+function Request:stats()
+  return {
+    state = self.state, seconds = (self.ended_at or omni.now()) - self.submitted_at, first_chunk = self.first_after,
+    chunks = self.last, bytes = self.bytes, work = self.work or {}, timeline = self.timeline or {},
+  }
 end
 
 -- Chunks that nobody reads must not keep the drain waiting: from now on they are kept here and credit is given at once.

@@ -50,7 +50,7 @@ end
 ---@return omni.edge.stream
 function Inbound:open(req)
   local stream = setmetatable({
-    inbound = self, req = req, queue = {}, first = 1, last = 0, tickets = {}, ahead = 0, used = 0,
+    inbound = self, req = req, queue = {}, first = 1, last = 0, tickets = {}, ahead = 0, used = 0, taken = 0,
   }, Stream)
   self.streams[req] = stream
   self.adapter:load_async(req)
@@ -135,7 +135,10 @@ function Stream:poll()
     local item = self:take()
     if not item then return nil end
     self:consumed(1)
-    if item.data ~= nil then return item.data end
+    if item.data ~= nil then
+      self.taken = self.taken + 1
+      return item.data
+    end
   end
 end
 

@@ -5,6 +5,7 @@
 --- Commands in (from the front): submit, consumed, abort, stop. Messages out: ready, broken, chunks, ended, aborted,
 --- stopped.
 
+local admission = require "omni.admission"
 local deadlock = require "omni.deadlock"
 local edge = require "omni.edge"
 local exec = require "omni.exec"
@@ -244,7 +245,7 @@ return function(topology, inbox, outputs)
   inbox:bind()
   local self = setmetatable({
     topology = topology, outputs = outputs, stages = {}, names = {}, edges = {}, inputs = {}, outlets = {},
-    requests = {},
+    requests = {}, admission = admission.new(topology.max_requests, topology.queue),
   }, Orchestrator)
   local ok, failure = xpcall(run, debug.traceback, self, inbox)
   if ok then return end

@@ -37,6 +37,8 @@ local STAGE = {
 }
 
 local OPTIONS = {
+  max_requests = { type = "integer", default = 1024, check = function(v) return v >= 1, "must be 1 or more" end },
+  queue = { type = "integer", default = 1024, check = function(v) return v >= 0, "must be 0 or more" end },
   request_bytes = {
     type = "integer", default = 64 * 1024 * 1024,
     check = function(v) return v >= 1, "must be 1 byte or more" end,
@@ -46,6 +48,8 @@ local OPTIONS = {
 
 ---@class omni.pipeline.options
 ---@field extension? string what files of its outputs are called: "ogg"
+---@field max_requests? integer requests that run at once (1024)
+---@field queue? integer requests that may wait for that (1024); more are refused with EFULL
 ---@field request_bytes? integer bytes of a request that stages may hold beyond their windows when they would otherwise
 ---wait for each other (64 MiB)
 
@@ -56,8 +60,8 @@ local OPTIONS = {
 function pipeline.new(name, options)
   check.argument(name, "name", "omni.pipeline: the pipeline's name")
   options = check.options(options, OPTIONS, ('pipeline "%s"'):format(name))
-  local declared = { name = name, extension = options.extension, stages = {}, edges = {}, origin = check.origin() }
-  declared.request_bytes = options.request_bytes or OPTIONS.request_bytes.default
+  local declared = { name = name, stages = {}, edges = {}, origin = check.origin() }
+  for key, rule in pairs(OPTIONS) do declared[key] = options[key] or rule.default end
   return setmetatable(declared, Pipeline)
 end
 
@@ -218,6 +222,7 @@ function Pipeline:topology()
   graph.complete(stages, edges)
   return {
     name = self.name, stages = stages, order = order, edges = edges, request_bytes = self.request_bytes,
+    max_requests = self.max_requests, queue = self.queue,
   }, problems
 end
 

@@ -27,13 +27,20 @@ local function answer_abort(self, record)
   self.outputs:put { "aborted", record.id, { outcome = "aborted", stages = record.was } }
 end
 
+-- What happened to a request when, for its user's statistics.
+local function note(record, event, stage)
+  table.insert(record.timeline, { at = omni.now() - record.submitted_at, event = event, stage = stage })
+end
+
 -- Forgets a record when nobody has anything of it any more: then, and not before, chunks left over can be removed.
 local function release(self, record)
   if record.released or next(record.waiting) then return end
   record.released = true
   self.requests[record.id] = nil
-  each_stage(self, function(stage) stage:send { type = "forget", req = record.id } end)
-  for _, out in ipairs(self.inputs) do out:forget(record.id) end
+  if record.admitted then
+    each_stage(self, function(stage) stage:send { type = "forget", req = record.id } end)
+    for _, out in ipairs(self.inputs) do out:forget(record.id) end
+  end
   for _, stream in ipairs(record.streams) do stream:close(record.failure ~= nil) end
   for _, timer in pairs(record.timers) do timer:close() end
   answer_abort(self, record)
@@ -42,7 +49,7 @@ end
 
 local function any_running(self)
   for _, record in pairs(self.requests) do
-    if record.state == "running" then return true end
+    if record.state ~= "ended" then return true end
   end
   return false
 end
@@ -61,11 +68,25 @@ end
 -- Ends a request once, whatever the cause. With a failure all stages are told, and `release` waits for their answers
 -- (or their deaths): until then a sender may still be storing chunks.
 local function finish(self, record, code, message, traceback)
-  if record.state ~= "running" then return end
+  if record.state == "ended" then return end
+  self.admission:leave(record)
   record.state = "ended"
-  self.outputs:put { "ended", record.id, code or false, message or false, traceback or false }
-  if not code then return release(self, record) end
-  record.failure, record.waiting = message, {}
+  note(record, code and "failed" or "done")
+  self.outputs:put {
+    "ended", record.id, code or false, message or false, traceback or false, record.timeline, record.work,
+  }
+  record.failure = message or nil
+  if code and record.admitted then requests.let_go(self, record, code, message) end
+  release(self, record)
+  requests.admit(self)
+end
+
+--- Tells all stages that a request has ended; `release` waits for their answers.
+---@param self omni.orchestrator
+---@param record table
+---@param code string
+---@param message string
+function requests.let_go(self, record, code, message)
   for _, stream in ipairs(record.streams) do stream:drop() end
   each_stage(self, function(stage, name)
     if stage.worker.alive then
@@ -75,7 +96,6 @@ local function finish(self, record, code, message, traceback)
   end)
   record.timers.grace = uv.new_timer()
   record.timers.grace:start(ABORT_GRACE * 1000, ABORT_GRACE * 1000, function() on_grace(self, record) end)
-  release(self, record)
 end
 
 local function maybe_complete(self, record)
@@ -91,6 +111,7 @@ local function on_output(self, record, outlet, stream)
   end
   if stream.error then return finish(self, record, stream.error:match "^(E%w+):" or "ESTAGE", stream.error) end
   if #items == 0 or record.state ~= "running" then return end
+  if base == 0 then note(record, "first chunk", stream.inbound.spec.from) end
   record.count[outlet] = base + #items
   local from = stream.inbound.spec
   self.outputs:put { "chunks", record.id, outlet, from.from, from.from_port, base, items }
@@ -109,6 +130,10 @@ local function start_deadline(self, record, seconds)
   record.deadline = omni.now() + seconds
   record.timers.deadline = uv.new_timer()
   record.timers.deadline:start(math.ceil(seconds * 1000), 0, function()
+    if record.state == "queued" then
+      local text = "ETIMEDOUT: the deadline of %g s passed while the request waited to be admitted"
+      return finish(self, record, "ETIMEDOUT", text:format(seconds))
+    end
     local busy = {}
     for name in pairs(record.running) do busy[#busy + 1] = name end
     table.sort(busy)
@@ -129,12 +154,40 @@ end
 
 -- ---- what the front asks for ----
 
+-- Hands an admitted request to all stages.
+local function begin(self, record)
+  record.state, record.admitted = "running", true
+  note(record, "admitted")
+  local data, label = record.data, record.label
+  record.data = nil
+  open_streams(self, record)
+  each_stage(self, function(stage, name)
+    record.running[name] = true
+    stage:send { type = "start", req = record.id, label = label, deadline = record.deadline }
+  end)
+  for _, out in ipairs(self.inputs) do
+    local ok, why, code = out:send(record.id, data, true)
+    if not ok then return finish(self, record, code, why) end
+  end
+end
+
+--- Begins the requests whose turn it is.
+---@param self omni.orchestrator
+function requests.admit(self)
+  for record in function() return self.admission:next() end do begin(self, record) end
+end
+
 ---@type table<string, fun(self: omni.orchestrator, message: table)>
 local commands = {}
 
+local function refuse(self, id, code, text)
+  return self.outputs:put { "ended", id, code, text, false, {}, {} }
+end
+
 function commands:submit(message)
   local record = {
-    id = message.id, state = "running", running = {}, waiting = {}, was = {}, streams = {}, count = {}, timers = {},
+    id = message.id, label = message.label, data = message.data, submitted_at = message.at, state = "queued",
+    running = {}, waiting = {}, was = {}, streams = {}, count = {}, timers = {}, timeline = {}, work = {},
     unread = #self.outlets,
   }
   local down, cause = first_down(self)
@@ -142,30 +195,24 @@ function commands:submit(message)
     local code = down and "EWORKER" or "ECLOSED"
     local text = down and ('EWORKER: stage "%s" is down: it %s'):format(down, cause)
       or "ECLOSED: the pipeline takes no more requests"
-    return self.outputs:put { "ended", record.id, code, text, false }
+    return refuse(self, record.id, code, text)
   end
+  local outcome, why = self.admission:enter(record)
+  if not outcome then return refuse(self, record.id, "EFULL", why) end
   self.requests[record.id] = record
   if message.deadline then start_deadline(self, record, message.deadline) end
-  open_streams(self, record)
-  each_stage(self, function(stage, name)
-    record.running[name] = true
-    stage:send { type = "start", req = record.id, label = message.label, deadline = record.deadline }
-  end)
-  for _, out in ipairs(self.inputs) do
-    local ok, why, code = out:send(record.id, message.data, true)
-    if not ok then return finish(self, record, code, why) end
-  end
+  if outcome == "in" then begin(self, record) end
 end
 
 -- The front's reader took chunks: only this gives the stage before an outlet its credit back.
 function commands:consumed(message)
   local record = self.requests[message.id]
-  if record then record.streams[message.outlet]:consumed(message.n) end
+  if record and record.admitted then record.streams[message.outlet]:consumed(message.n) end
 end
 
 function commands:abort(message)
   local record = self.requests[message.id]
-  if not record or record.state ~= "running" then
+  if not record or record.state == "ended" then
     return self.outputs:put { "aborted", message.id, { outcome = "already finished", stages = {} } }
   end
   record.abort_asked = true
@@ -189,8 +236,12 @@ local messages = {}
 
 function messages:done(stage, message)
   local record = self.requests[message.req]
-  if not record then return end
+  if not record or not record.running[stage.name] then return end
   record.running[stage.name] = nil
+  record.work[stage.name] = {
+    chunks_in = message.chunks_in, chunks_out = message.chunks_out, seconds = message.seconds,
+  }
+  note(record, "done", stage.name)
   maybe_complete(self, record)
 end
 

@@ -46,6 +46,17 @@ function waits.sent(record, out)
   record.sent[out.spec.id] = (record.sent[out.spec.id] or 0) + 1
 end
 
+--- How many chunks a request has taken and sent, on all edges.
+---@param record table
+---@return integer chunks_in
+---@return integer chunks_out
+function waits.counts(record)
+  local taken, sent = 0, 0
+  for _, stream in ipairs(record.streams) do taken = taken + stream.taken end
+  for _, n in pairs(record.sent) do sent = sent + n end
+  return taken, sent
+end
+
 local function size_of(data)
   if type(data) == "string" then return #data end
   return #buffer.encode(data)

@@ -2,7 +2,8 @@
 --- Payloads never travel here.
 ---
 ---   stage → host   hello {protocol, build, pid}   ready {}   broken {error, traceback?}   (start-up)
----                  done {req}   failed {req, code, error, traceback?}   ended {req, was}   (requests)
+---                  done {req, chunks_in?, chunks_out?, seconds?}   failed {req, code, error, traceback?}
+---                  ended {req, was}   (requests)
 ---                  stalled {req}   waits {req, inquiry, waits, sent, got}   (see omni.deadlock)
 ---   host → stage   init {stage, replica, config, namespace, inputs, outputs, joins}
 ---                  start {req, label, deadline}   abort {req, code, error}   forget {req}   stop {}

@@ -85,16 +85,23 @@ local function report_failure(record, failure)
   send { type = "failed", req = record.req, code = code or "ESTAGE", error = message, traceback = failure.traceback }
 end
 
+local function done_message(record)
+  local message = { type = "done", req = record.req, seconds = omni.now() - record.began }
+  message.chunks_in, message.chunks_out = waits.counts(record)
+  return message
+end
+
 -- Runs the stage for one request. However run ends, its input is read on and its outputs get their terminal chunk.
 local function run_request(record)
   if record.ended then return end
+  record.began = omni.now()
   local ok, failure = xpcall(stage.module.run, traced, stage.instance, record.request, record.input, record.emit)
   record.finished = true
   if record.ended then return end
   if not ok then report_failure(record, failure) end
   for _, stream in ipairs(record.streams) do stream:drop() end
   for _, out in ipairs(stage.outputs) do out:send(record.req, nil, true) end
-  if ok then send { type = "done", req = record.req } end
+  if ok then send(done_message(record)) end
 end
 
 local handlers = {}

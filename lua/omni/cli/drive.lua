@@ -132,7 +132,7 @@ local function read_requests(self)
       if options then
         self.in_flight = self.in_flight + 1
         omni.spawn(serve, self, options.id == nil and number or options.id, options)
-        await_fewer(self, IN_FLIGHT)
+        await_fewer(self, self.most)
       else
         self.bad = self.bad + 1
         complain(("%s:%d: %s"):format(self.source.name, number, why))
@@ -200,7 +200,7 @@ function drive.main(declared, name, arguments)
     complain(failure .. (traceback and "\n" .. traceback or ""))
     os.exit(1)
   end
-  self.app = app
+  self.app, self.most = app, math.min(IN_FLIGHT, declared.max_requests + declared.queue)
   host.on_signal(function(...) on_signal(self, ...) end)
   read_requests(self)
   app:stop()
