@@ -208,7 +208,7 @@ describe("chunk adapter", function()
       assert.is_nil(ready)
       assert.equal("ETIMEDOUT", code)
       assert.matches("^ETIMEDOUT: ", message)
-      assert.is_true(omni.now() - start >= 0.049)
+      assert.is_true(omni.now() - start >= 0.05)
       local result
       local task = omni.spawn(function() result = { rcv:wait() } end)
       omni.sleep(0)

@@ -274,6 +274,14 @@ describe("omni.spawn and coroutines", function()
     omni.sleep(0.06)
   end)
 
+  it("never wakes a sleeper early", function()
+    for i = 1, 200 do
+      local start = omni.now()
+      omni.sleep(i / 100000)
+      assert.is_true(omni.now() - start >= i / 100000)
+    end
+  end)
+
   it("keeps 1000 tasks and timers in order", function()
     local ended = {}
     local tasks = {}

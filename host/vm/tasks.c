@@ -225,9 +225,12 @@ static void timer_start(vm_state *S, vm_task *task, double seconds) {
     task->timer.data = task;
     task->timer_made = true;
   }
-  double ms = ceil(seconds * 1000);
-  uv_update_time(&S->loop); /* the loop's clock stands since its last turn: without this the timer is early */
-  uv_timer_start(&task->timer, on_timeout, ms < 0 ? 0 : ms > 1e15 ? (uint64_t)1e15 : (uint64_t)ms, 0);
+  /* The loop's clock stands since its last turn and counts whole milliseconds: counted from its value a timer would
+   * fire early, by up to one of them. A wait of 0 is a turn of the loop. */
+  uv_update_time(&S->loop);
+  double past = (double)uv_hrtime() / 1e6 - (double)uv_now(&S->loop);
+  double ms = seconds > 0 ? ceil(seconds * 1000 + past) : 0;
+  uv_timer_start(&task->timer, on_timeout, ms > 1e15 ? (uint64_t)1e15 : (uint64_t)ms, 0);
   task->timed = true;
 }
 
