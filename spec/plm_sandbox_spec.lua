@@ -165,6 +165,18 @@ describe("a guest's errors", function()
     fails("error(setmetatable({}, { __tostring = function() return {} end }))", "without a message")
   end)
 
+  it("are caught with the words that Lua has for them", function()
+    assert.equal('[false,"attempt to call a nil value",false,"attempt to call a table value",true,1,2,false,"plain"]',
+      results [[
+        local a, b = pcall(nil)
+        local c, d = pcall({})
+        local callable = setmetatable({}, { __call = function(_, x, y) return x, y end, __metatable = false })
+        local e, f, g = pcall(callable, 1, 2)
+        return a, b, c, d, e, f, g, pcall(error, "plain")
+      ]])
+    fails("pcall()", "guest.lua:1: bad argument #1 to 'pcall'")
+  end)
+
   it("unwind before xpcall's handler runs", function()
     assert.equal('[false,"guest.lua:1: x!",true,1,2]', results [[
       local a, b = xpcall(function() error "x" end, function(m) return m .. "!" end)
@@ -475,6 +487,14 @@ describe("a guest that recurses", function()
       return a == b]],
     ["through its own error"] = [[
       local mt = {} mt.__tostring = function(e) error(setmetatable({}, mt)) end error(setmetatable({}, mt))]],
+    ["through pcall as __call"] = [[
+      local t = setmetatable({}, { __call = pcall })
+      local function last(...) return (select(select("#", ...), ...)) end
+      error(last(pcall(t, 1)))]],
+    ["through xpcall as __call"] = [[
+      local t = setmetatable({}, { __call = xpcall })
+      local function last(...) return (select(select("#", ...), ...)) end
+      error(last(xpcall(t, t)))]],
     ["through xpcall"] = "local function f() return 1 + select(2, xpcall(f, print)) end f()",
     ["through handlers"] = "local function f() return 1 + select(2, xpcall(error, f)) end f()",
   } do
@@ -483,7 +503,7 @@ describe("a guest that recurses", function()
       assert.is_false(outcome.ok)
       local said = outcome.message
       assert.is_truthy(said:find "overflow" or said:find "loop" or said:find "arithmetic"
-        or said:find "without a message", said)
+        or said:find "without a message" or said:find "error handling", said)
     end)
   end
 

@@ -220,10 +220,12 @@ static void *thread_main(void *arg) {
   g->L = lua_newstate(guest_alloc, g);
   if (g->L != NULL) {
     run(g, g->L);
+    g->heap.ending = true;
     lua_close(g->L);
   } else {
     without_memory(g);
   }
+  guest_heap_end(&g->heap);
   out->ended = omni_sys_now();
   out->instructions = g->instructions;
   out->memory_left = g->used;

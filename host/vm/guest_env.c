@@ -7,21 +7,33 @@
 
 static char numbers_key; /* registry key of the table: object -> its number */
 
-/* xpcall unwinds first: a message handler of LuaJIT's runs with hooks off, where nothing could stop it. In Lua, so that
- * the body can yield. */
+/*
+ * pcall and xpcall, in Lua so that what they call can yield. LuaJIT's pcall looks at the stack only where it enters a
+ * Lua function: with itself as __call of what it calls, it runs over the stack's end. Here it is given functions only,
+ * and what is no function is called by Lua code. xpcall unwinds first: a message handler of LuaJIT's runs with hooks
+ * off, where nothing could stop it.
+ */
 static const char prelude[] =
-    "local pcall, error = ...\n"
+    "local pcall, callable, type, error, select = ...\n"
+    "local function call(f, ...) return f(...) end\n"
+    "local function protected(...)\n"
+    "  if select('#', ...) == 0 then error(\"bad argument #1 to 'pcall' (value expected)\", 2) end\n"
+    "  local f = ...\n"
+    "  if type(f) == 'function' then return pcall(...) end\n"
+    "  if callable(f) then return pcall(call, ...) end\n"
+    "  return false, 'attempt to call a ' .. type(f) .. ' value'\n"
+    "end\n"
     "local function handled(ok, ...)\n"
     "  if ok then return false, ... end\n"
     "  return false, 'error in error handling'\n"
     "end\n"
     "local function finish(handler, ok, ...)\n"
     "  if ok then return true, ... end\n"
-    "  return handled(pcall(handler, ...))\n"
+    "  return handled(protected(handler, ...))\n"
     "end\n"
-    "return function(body, handler, ...)\n"
+    "return protected, function(body, handler, ...)\n"
     "  if handler == nil then error(\"bad argument #2 to 'xpcall' (value expected)\", 2) end\n"
-    "  return finish(handler, pcall(body, ...))\n"
+    "  return finish(handler, protected(body, ...))\n"
     "end\n";
 
 /* ---- values as text ---- */
@@ -103,6 +115,13 @@ static int guest_print(lua_State *L) {
   return 0;
 }
 
+/* Whether the value can be called. */
+static int guest_callable(lua_State *L) {
+  bool can = lua_isfunction(L, 1) || luaL_getmetafield(L, 1, "__call");
+  lua_pushboolean(L, can);
+  return 1;
+}
+
 /* ---- building ---- */
 
 void guest_take(lua_State *L, const char *library, const char *const *names) {
@@ -136,6 +155,19 @@ static void add_library(lua_State *L, const char *name, const char *const *names
   lua_setfield(L, -2, name);
 }
 
+/* pcall and xpcall into the table on top. */
+static void add_protected_calls(lua_State *L) {
+  static const char *const needed[] = {"type", "error", "select"};
+  if (luaL_loadbuffer(L, prelude, sizeof prelude - 1, "@builtin/guest.lua") != 0) lua_error(L);
+  lua_getfield(L, LUA_GLOBALSINDEX, "pcall");
+  lua_pushcfunction(L, guest_callable);
+  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+    lua_getfield(L, LUA_GLOBALSINDEX, needed[i]);
+  lua_call(L, 5, 2);
+  lua_setfield(L, -3, "xpcall");
+  lua_setfield(L, -2, "pcall");
+}
+
 static void add_base(lua_State *L) {
   static const char *const base[] = {"assert",   "error",  "getmetatable", "ipairs",   "pcall",
                                      "rawequal", "rawget", "rawset",       "select",   "setmetatable",
@@ -144,11 +176,7 @@ static void add_base(lua_State *L) {
   guest_take(L, "_G", base);
   luaL_register(L, NULL, own);
   guest_order_open(L);
-  if (luaL_loadbuffer(L, prelude, sizeof prelude - 1, "@builtin/guest.lua") != 0) lua_error(L);
-  lua_getfield(L, -2, "pcall");
-  lua_getfield(L, -3, "error");
-  lua_call(L, 2, 1);
-  lua_setfield(L, -2, "xpcall");
+  add_protected_calls(L);
 }
 
 /* The methods of strings are those of the guest's own string table; the metatable stays out of reach. */

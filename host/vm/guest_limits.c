@@ -68,7 +68,7 @@ void *guest_alloc(void *ud, void *ptr, size_t osize, size_t nsize) {
   size_t old = ptr != NULL ? osize : 0;
   if (nsize == 0) {
     g->used -= old;
-    free(ptr);
+    if (ptr != NULL) guest_heap_free(&g->heap, ptr, old);
     return NULL;
   }
   if (nsize > old) {
@@ -79,7 +79,7 @@ void *guest_alloc(void *ud, void *ptr, size_t osize, size_t nsize) {
     g->fresh += nsize - old;
     if (g->armed && (nsize >= ALLOC_NOTICE || g->trip != OMNI_OK)) hook_now(g);
   }
-  void *block = realloc(ptr, nsize);
+  void *block = guest_heap_resize(&g->heap, ptr, old, nsize);
   if (block == NULL) return NULL;
   g->used += nsize - old;
   if (g->used > g->outcome.memory_peak) g->outcome.memory_peak = g->used;

@@ -18,6 +18,22 @@
 #define GUEST_STRING_MAX ((size_t)16 << 20) /* what a function of the string or table library may build */
 #define GUEST_SOURCE_MAX ((size_t)1 << 20)  /* of the program */
 
+/* Where the state's memory comes from (guest_heap.c). Zeroed = empty. */
+typedef struct guest_heap {
+  struct guest_hole *holes[40]; /* free blocks, by class */
+  struct guest_piece *chunks;   /* of small blocks */
+  struct guest_piece *large;    /* blocks on their own */
+  char *at, *end;               /* what is left of the newest chunk */
+  size_t chunk_size;            /* of the newest one */
+  bool ending;                  /* the state is being closed: nothing is freed one by one */
+} guest_heap;
+
+/* As realloc, with the old size given; a block that shrinks stays if nothing else can be had. */
+void *guest_heap_resize(guest_heap *heap, void *block, size_t old, size_t size);
+void guest_heap_free(guest_heap *heap, void *block, size_t size);
+/* Gives everything back. */
+void guest_heap_end(guest_heap *heap);
+
 struct vm_guest {
   vm_guest_limits limits;
   const vm_guest_ops *ops;
@@ -29,6 +45,7 @@ struct vm_guest {
   vm_guest_outcome outcome;
   /* the thread's */
   lua_State *L;
+  guest_heap heap;
   char *stack_end;       /* C frames below this address may call no Lua */
   size_t used;           /* bytes held by the state */
   size_t fresh;          /* bytes allocated since the last collection that the hook asked for */
