@@ -37,14 +37,17 @@ describe("sink", function()
       pending "this build has no hooks"
       return
     end
-    local queue = omni.sink.new { bind = false }
+    local queue, router = omni.sink.new { bind = false }, omni.router.new()
     queue:put "a"
-    local rule = sys.rule { op = "POINT", match = "sink.arm", action = "hold" }
-    local consumer = omni.thread(function(sink)
+    local consumer = omni.thread(function(sink, calls, up)
       sink:bind()
       local first = sink:get_batch() -- taken without arming: the flag stays up
+      calls:call("go", function() up:put "taken" end, 20) -- meanwhile its bell rings
       return first[1], sink:get_batch({ timeout = 20 })[1], sink:stats().wakeups_scheduled
-    end, queue)
+    end, queue, router, s)
+    assert.same({ "taken" }, s:get_batch { timeout = 20 })
+    local rule = sys.rule { op = "POINT", match = "sink.arm", action = "hold" }
+    router:deliver("go", true)
     assert(rule:wait())
     queue:put "b" -- rings no bell
     rule:remove()
@@ -52,6 +55,7 @@ describe("sink", function()
     assert.same({ "a", "b", 1 }, { consumer:join() })
     assert.is_true(omni.now() - start < 10)
     queue:close()
+    router:close()
   end)
 
   -- ---- consumers that end ----
