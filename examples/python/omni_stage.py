@@ -237,7 +237,8 @@ class Stage:
         busy = [request for request in list(self.requests.values()) if not request.finished]
         oldest = min(busy, key=lambda request: request.moved, default=None)
         age = time.monotonic() - oldest.moved if oldest else 0
-        return {"running": len(busy), "pid": os.getpid(), "oldest_seconds": age, "waits_for": oldest and oldest.waits}
+        why = {"waits_for": oldest.waits} if oldest and oldest.waits else {}
+        return {"pid": os.getpid(), "running": len(busy), "oldest_seconds": age, **why}
 
     def log_level(self, _, args):
         before, level["now"] = level["now"], args if args in LEVELS else level["now"]

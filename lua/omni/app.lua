@@ -3,7 +3,10 @@
 
 local check = require "omni.check"
 local metrics = require "omni.metrics"
+local json = require "omni.json"
 local omni = require "omni"
+local router = require "omni.router"
+local rpc = require "omni.rpc"
 local sched = require "omni.native.sched"
 local sink = require "omni.sink"
 
@@ -108,6 +111,7 @@ local function pump(self)
   end
   self.thread:join()
   self.outputs:close()
+  self.router:fail_all(self.failure or "ECLOSED: the pipeline was stopped")
   live[self] = nil
   self.pumped = true
   wake(self, "stoppers")
@@ -134,7 +138,8 @@ end
 ---@return string? traceback where a stage failed to start
 function app.start(topology)
   local outputs, inbox = sink.new {}, sink.new { bind = false }
-  local thread = omni.thread("omni.orchestrator", topology, inbox, outputs)
+  local questions = router.new()
+  local thread = omni.thread("omni.orchestrator", topology, inbox, outputs, questions)
   local first = outputs:get_batch { max_items = 1 }
   local message = first and first[1] or { "broken", "ERUN: the orchestrator ended at once", false }
   if message[1] == "broken" then
@@ -144,6 +149,7 @@ function app.start(topology)
   end
   local self = setmetatable({
     name = topology.name, outputs = outputs, inbox = inbox, thread = thread, namespace = message[2], pids = message[3],
+    router = questions, next_call = 0,
     requests = {}, aborting = {}, next_id = 0, meters = new_meters(topology.name, message[2]),
   }, App)
   live[self] = true
@@ -256,6 +262,53 @@ function Request:stats()
   }
 end
 
+local RPC = {
+  timeout = { type = "positive", default = 5 },
+  replica = {
+    type = { "integer", "string", "nil" },
+    check = function(v) return v == "all" or type(v) == "number" and v >= 0, 'must be a number from 0 on or "all"' end,
+  },
+}
+
+-- Raises where a question cannot be asked at all.
+local function check_question(self, stage, method, args)
+  check.argument(stage, "string", "app:rpc: the stage's name")
+  check.argument(method, "string", "app:rpc: the method's name")
+  if not self.pids[stage] then
+    check.misuse(('app:rpc: there is no stage "%s"%s'):format(stage, check.hint(stage, check.sorted_keys(self.pids))))
+  end
+  local ok, why = json.encode { args = args }
+  if not ok then check.misuse("app:rpc: the arguments cannot cross to the stage: " .. why) end
+end
+
+-- Answers for all replicas are collected by the orchestrator until the deadline, and are on their way after it.
+local ON_THE_WAY = 1
+
+--- Asks a stage: one of its processes, or with `replica = "all"` each. Suspends. One deadline covers everything.
+---@param stage string
+---@param method string of the stage's module, or one that every stage has: stats, health, log_level
+---@param args? any plain data
+---@param options? {timeout?: number, replica?: integer|"all"} timeout in seconds, 5 by default
+---@return any value; with "all" an array of {replica, value} or {replica, error, code}
+---@return string? error "ECODE: text"
+---@return string? code
+function App:rpc(stage, method, args, options)
+  options = check.table(options or {}, RPC, "app:rpc")
+  check_question(self, stage, method, args)
+  self.next_call = self.next_call + 1
+  local id, timeout = self.next_call, options.timeout
+  local deadline = omni.now() + timeout
+  local value, err, code = self.router:call({ "rpc", id }, function()
+    local ok, why = self.inbox:put {
+      type = "rpc", id = id, stage = stage, method = method, args = args, replica = options.replica,
+      timeout = timeout, deadline = deadline,
+    }
+    if not ok then self.router:fail({ "rpc", id }, why) end
+  end, options.replica == "all" and timeout + ON_THE_WAY or timeout)
+  if code == "ETIMEDOUT" then err = rpc.no_answer(stage, method, timeout) end
+  return value, err, code
+end
+
 -- Chunks that nobody reads must not keep the drain waiting: from now on they are kept here and credit is given at once.
 local function open_windows(self)
   for _, request in pairs(self.requests) do
@@ -289,12 +342,13 @@ App.close = App.stop
 ---@field running integer
 ---@field chunks integer that came out
 ---@field workers table<string, integer> process id of each stage
+---@field late_answers integer of stages, to questions that were over
 ---@field namespace string
 
 --- What happened so far.
 ---@return omni.app.stats
 function App:stats()
-  local stats = { workers = self.pids, namespace = self.namespace }
+  local stats = { workers = self.pids, namespace = self.namespace, late_answers = self.router:stats().late_results }
   for _, name in ipairs { "submitted", "done", "failed", "aborted", "chunks" } do
     stats[name] = self.meters[name]:value()
   end

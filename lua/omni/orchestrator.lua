@@ -2,8 +2,8 @@
 --- requests (`omni.requests`); it is the sender of the pipeline's first edges and the receiver of its last ones. Chunks
 --- between stages never pass here.
 ---
---- Commands in (from the front): submit, consumed, abort, stop. Messages out: ready, broken, chunks, ended, aborted,
---- stopped.
+--- Commands in (from the front): submit, consumed, abort, rpc, stop. Messages out: ready, broken, chunks, ended,
+--- aborted, stopped.
 
 local admission = require "omni.admission"
 local deadlock = require "omni.deadlock"
@@ -14,6 +14,7 @@ local log = require "omni.log"
 local omni = require "omni"
 local owner = require "omni.native.owner"
 local requests = require "omni.requests"
+local rpc = require "omni.rpc"
 local sched = require "omni.native.sched"
 local supervisor = require "omni.supervisor"
 local uv = require "luv"
@@ -58,11 +59,13 @@ local function on_death(self, stage, report)
   stage:start_failed(report)
   log.error("stage process ended", { stage = stage.name, pid = stage.worker.pid, how = report })
   requests.stage_died(self, stage, report)
+  rpc.stage_died(self, stage, report)
 end
 
 -- What workers say of themselves; what they say of requests is the requests' part, what they wait for is deadlock's.
 local messages = setmetatable({}, { __index = requests.messages })
 for name, handler in pairs(deadlock.messages) do messages[name] = handler end
+messages.answer = rpc.answer
 
 function messages:hello(stage, message)
   if stage.greeted then return "hello was said before" end
@@ -85,7 +88,7 @@ function messages.broken(_, stage, message)
 end
 
 local function spawn_stage(self, definition)
-  local stage = setmetatable({ name = definition.name, definition = definition, state = "starting" }, Stage)
+  local stage = setmetatable({ name = definition.name, definition = definition, state = "starting", asked = {} }, Stage)
   stage.wake = function() if self.start_ticket then sched.unpark(self.start_ticket) end end
   local worker, why = supervisor.spawn {
     stage = definition.name, command = exec.command(definition), owner_fd = self.owner_fd,
@@ -198,6 +201,7 @@ end
 -- Ends the workers, in order when all went well, and removes everything of the namespace.
 local function close(self, orderly)
   self.closing = true
+  self.router:fail_all "ECLOSED: the pipeline was stopped"
   each_stage(self, function(stage)
     if orderly then stage:send { type = "stop" } else stage.worker:kill() end
   end)
@@ -212,13 +216,15 @@ local function close(self, orderly)
   end
 end
 
+local commands = setmetatable({ rpc = rpc.command }, { __index = requests.commands })
+
 -- Serves commands until the front asked to stop and the last request is gone.
 local function serve(self, inbox)
   self.on_idle = function() if self.stopping then inbox:close() end end
   while true do
     local batch = inbox:get_batch {}
     if not batch then return end
-    for _, message in ipairs(batch) do requests.commands[message.type](self, message) end
+    for _, message in ipairs(batch) do commands[message.type](self, message) end
     if self.stopping and not next(self.requests) then return end
   end
 end
@@ -241,11 +247,13 @@ end
 ---@param topology omni.topology
 ---@param inbox userdata sink of commands; bound here
 ---@param outputs userdata sink bound to the front's state
-return function(topology, inbox, outputs)
+---@param router omni.Router for questions to stages
+return function(topology, inbox, outputs, router)
   inbox:bind()
   local self = setmetatable({
     topology = topology, outputs = outputs, stages = {}, names = {}, edges = {}, inputs = {}, outlets = {},
     requests = {}, admission = admission.new(topology.max_requests, topology.queue),
+    router = router, asked = 0,
   }, Orchestrator)
   local ok, failure = xpcall(run, debug.traceback, self, inbox)
   if ok then return end

@@ -3,6 +3,7 @@
 
 local buffer = require "string.buffer"
 local json = require "omni.json"
+local omni = require "omni"
 
 local waits = {}
 
@@ -11,7 +12,7 @@ local PATIENCE, MOST = 0.05, 2 -- seconds that credit is waited for before that 
 --- Prepares a request's record.
 ---@param record table
 function waits.begin(record)
-  record.credit, record.sent, record.patience = {}, {}, PATIENCE
+  record.credit, record.sent, record.patience, record.moved = {}, {}, PATIENCE, omni.now()
 end
 
 local function await(record, out, on_stall)
@@ -44,6 +45,7 @@ end
 ---@param out omni.edge.outbound
 function waits.sent(record, out)
   record.sent[out.spec.id] = (record.sent[out.spec.id] or 0) + 1
+  record.moved = omni.now()
 end
 
 --- How many chunks a request has taken and sent, on all edges.

@@ -4,9 +4,11 @@
 ---   stage → host   hello {protocol, build, pid}   ready {}   broken {error, traceback?}   (start-up)
 ---                  done {req, chunks_in?, chunks_out?, seconds?}   failed {req, code, error, traceback?}
 ---                  ended {req, was}   (requests)
+---                  answer {id, value?} or {id, error, code}   (to rpc)
 ---                  stalled {req}   waits {req, inquiry, waits, sent, got}   (see omni.deadlock)
 ---   host → stage   init {stage, replica, config, namespace, inputs, outputs, joins}
 ---                  start {req, label, deadline}   abort {req, code, error}   forget {req}   stop {}
+---                  rpc {id, method, args?}
 ---                  waits {req, inquiry}   grow {req, edge, chunks}   (to stages that are Lua modules)
 ---
 --- A program whose data goes through its worker (`omni.stages.inline`) also gets `data {req, data | data_b64}` and
@@ -48,9 +50,21 @@ local FROM_STAGE = {
   done = { req = "string" },
   failed = { req = "string", code = "string", error = "string" },
   ended = { req = "string", was = "string" },
+  answer = { id = "number" },
   stalled = { req = "string" },
   waits = { req = "string", inquiry = "number", waits = "table", sent = "table", got = "table" },
 }
+
+-- What is wrong with what not every message has.
+local function optional_problem(message)
+  if message.traceback ~= nil and type(message.traceback) ~= "string" then return "a traceback is a string" end
+  if message.type == "answer" and message.error == nil then return nil end
+  if message.type ~= "failed" and message.type ~= "answer" then return nil end
+  if type(message.error) ~= "string" then return "an error is a string" end
+  if type(message.code) ~= "string" or not message.code:find "^E[A-Z0-9]+$" then
+    return "a code is E and capital letters"
+  end
+end
 
 -- What is wrong with a message of a stage, or nil. `data` is for those who have no edges of their own.
 local function from_stage_problem(message, inline)
@@ -64,8 +78,7 @@ local function from_stage_problem(message, inline)
       return ('%s needs "%s", a %s'):format(message.type, name, kind)
     end
   end
-  if message.traceback ~= nil and type(message.traceback) ~= "string" then return "a traceback is a string" end
-  if fields.code and not message.code:find "^E[A-Z0-9]+$" then return "a code is E and capital letters" end
+  return optional_problem(message)
 end
 
 --- What broke the protocol, with the beginning of the line.

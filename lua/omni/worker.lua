@@ -4,6 +4,7 @@
 local edge = require "omni.edge"
 local host = require "omni.native.host"
 local log = require "omni.log"
+local methods = require "omni.methods"
 local omni = require "omni"
 local ports = require "omni.ports"
 local sink = require "omni.sink"
@@ -18,13 +19,14 @@ local CONTROL, OWNER = 3, 4
 local stage -- { name, module, instance, inputs, outputs } once init has run
 local requests = {} -- by internal id: what is running, or was and is not forgotten
 
-local function send(message)
-  local line = wire.encode(message)
+local function write(line)
   while #line > 0 do
     local written = assert(uv.fs_write(CONTROL, line, -1))
     line = line:sub(written + 1)
   end
 end
+
+local function send(message) write(wire.encode(message)) end
 
 -- The frames of a traceback from the stage's first to its last: those around them are the host's.
 local function own_frames(traceback)
@@ -157,6 +159,11 @@ function handlers.forget(message)
   requests[message.req] = nil
   for _, stream in ipairs(record.streams) do stream:close(record.ended ~= nil) end
   for _, out in ipairs(stage.outputs) do out:forget(record.req) end
+end
+
+function handlers.rpc(message)
+  local context = { module = stage.module, instance = stage.instance, requests = requests }
+  omni.spawn(function() write(methods.answer(context, message)) end)
 end
 
 function handlers.stop()
