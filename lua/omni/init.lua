@@ -14,7 +14,8 @@ local native = require "omni.native.sched"
 local omni = {}
 
 local MODULES = {
-  check = true, chunks = true, json = true, log = true, metrics = true, plm = true, router = true, shm = true, sink = true, testing = true,
+  check = true, chunks = true, json = true, log = true, metrics = true, plm = true, router = true, shm = true,
+  sink = true, testing = true,
 }
 
 --- Seconds on a clock that only goes forward.
@@ -55,7 +56,8 @@ local function finish(task, ...)
   for _, ticket in ipairs(task.waiters) do native.unpark(ticket) end
 end
 
---- Runs a function as a task of its own, from the next turn of the loop on. An error in it is reported and fails the run.
+--- Runs a function as a task of its own, from the next turn of the loop on. An error in it is reported and fails the
+--- run.
 ---@param fn function
 ---@param ... any its arguments
 ---@return omni.Task
