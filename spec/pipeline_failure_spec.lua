@@ -39,6 +39,7 @@ describe("a request that fails", function()
   it("names a worker that was killed, its signal and the end of its stderr; others go on or are told", function()
     with_fifo(function(fifo, open)
       local noisy = filter { command = { "sh", "-c", "echo I was here >&2; cat" } }
+      noisy.max_restarts = 0
       local gate = gate_stage(fifo)
       with_app({ { "noisy", noisy }, { "mid", "words" }, { "gate", gate } }, function(app)
         local beyond = app:submit { data = "gate" } -- past the first stage, waits in the last
@@ -63,6 +64,7 @@ describe("a request that fails", function()
   it("fails when the worker that holds it is killed", function()
     with_fifo(function(fifo)
       local gate = gate_stage(fifo)
+      gate.max_restarts = 0
       with_app({ { "a", "words" }, { "gate", gate }, { "c", "pass" } }, function(app)
         local held = app:submit { data = "gate" }
         assert.equal("waiting", next_data(held))

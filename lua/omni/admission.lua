@@ -20,10 +20,11 @@ end
 
 --- Lets a request in, or to the end of the queue.
 ---@param record table
+---@param hold? boolean nobody is let in now
 ---@return "in"|"queued"|nil outcome nil when there is no place
 ---@return string? error
-function Admission:enter(record)
-  if self.running < self.max and self.waiting == 0 then
+function Admission:enter(record, hold)
+  if not hold and self.running < self.max and self.waiting == 0 then
     self.running = self.running + 1
     return "in"
   end
@@ -42,19 +43,24 @@ function Admission:leave(record)
   if record.state == "queued" then self.waiting = self.waiting - 1 else self.running = self.running - 1 end
 end
 
---- The request that is next, let in.
+--- Takes the oldest request that waits out of the queue; it still counts as waiting.
 ---@return table|nil record
-function Admission:next()
-  if self.running >= self.max then return nil end
+function Admission:next_queued()
   while self.first <= self.last do
     local record = self.list[self.first]
     self.list[self.first] = nil
     self.first = self.first + 1
-    if record.state == "queued" then
-      self.waiting, self.running = self.waiting - 1, self.running + 1
-      return record
-    end
+    if record.state == "queued" then return record end
   end
+end
+
+--- The request that is next, let in.
+---@return table|nil record
+function Admission:next()
+  local record = self.running < self.max and self:next_queued()
+  if not record then return nil end
+  self.waiting, self.running = self.waiting - 1, self.running + 1
+  return record
 end
 
 return admission

@@ -86,6 +86,12 @@ function events.aborted(self, id, answer)
   wake(request, "aborters")
 end
 
+function events.stage(self, stage, what, detail)
+  self.down[stage] = what == "down" and detail or nil
+  if what ~= "restarted" then return end
+  self.pids[stage], self.restarts[stage] = detail, (self.restarts[stage] or 0) + 1
+end
+
 local function fail_all(self, message, code)
   for id in pairs(self.requests) do events.ended(self, id, code, message, false) end
 end
@@ -150,7 +156,7 @@ function app.start(topology)
   local self = setmetatable({
     name = topology.name, outputs = outputs, inbox = inbox, thread = thread, namespace = message[2], pids = message[3],
     router = questions, next_call = 0,
-    requests = {}, aborting = {}, next_id = 0, meters = new_meters(topology.name, message[2]),
+    down = {}, restarts = {}, requests = {}, aborting = {}, next_id = 0, meters = new_meters(topology.name, message[2]),
   }, App)
   live[self] = true
   omni.spawn(pump, self)
@@ -342,13 +348,19 @@ App.close = App.stop
 ---@field running integer
 ---@field chunks integer that came out
 ---@field workers table<string, integer> process id of each stage
+---@field restarts table<string, integer> how often each stage got a new process
+---@field down table<string, string> stages that take no requests, and why
 ---@field late_answers integer of stages, to questions that were over
 ---@field namespace string
 
 --- What happened so far.
 ---@return omni.app.stats
 function App:stats()
-  local stats = { workers = self.pids, namespace = self.namespace, late_answers = self.router:stats().late_results }
+  local stats = { workers = {}, restarts = {}, down = {}, namespace = self.namespace }
+  stats.late_answers = self.router:stats().late_results
+  for name, pid in pairs(self.pids) do
+    stats.workers[name], stats.restarts[name], stats.down[name] = pid, self.restarts[name] or 0, self.down[name]
+  end
   for _, name in ipairs { "submitted", "done", "failed", "aborted", "chunks" } do
     stats[name] = self.meters[name]:value()
   end

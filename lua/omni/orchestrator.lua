@@ -14,6 +14,7 @@ local log = require "omni.log"
 local omni = require "omni"
 local owner = require "omni.native.owner"
 local requests = require "omni.requests"
+local restart = require "omni.restart"
 local rpc = require "omni.rpc"
 local sched = require "omni.native.sched"
 local supervisor = require "omni.supervisor"
@@ -41,24 +42,22 @@ Stage.__index = Stage
 
 function Stage:send(message) self.worker:send(message) end
 
-function Stage:started()
-  self.state = "ready"
-  self.wake()
-end
-
 function Stage:start_failed(text, traceback)
-  if self.state ~= "starting" then return end
+  if self.state ~= "starting" or self.deaths > 0 then return end
   self.state, self.failure, self.traceback = "broken", ('ESTAGE: stage "%s" %s'):format(self.name, text), traceback
   self.wake()
 end
 
--- Restarts come in here: the death is told to the requests, then the stage may get a new worker.
+-- The death is told to the requests, then the stage gets a new worker. While the pipeline starts it ends the start.
 local function on_death(self, stage, report)
   if self.closing then return end
-  stage.down = report
+  report = stage.broken or report
   stage:start_failed(report)
   log.error("stage process ended", { stage = stage.name, pid = stage.worker.pid, how = report })
+  if not self.opened then return end
   requests.stage_died(self, stage, report)
+  restart.died(self, stage, report)
+  requests.admit(self)
   rpc.stage_died(self, stage, report)
 end
 
@@ -78,18 +77,25 @@ function messages:hello(stage, message)
   stage:send(self:init_message(stage))
 end
 
-function messages.ready(_, stage)
+function messages:ready(stage)
   if stage.state ~= "starting" then return "ready was said before" end
-  stage:started()
+  if not self.opened then
+    stage.state = "ready"
+    return stage.wake()
+  end
+  restart.ready(self, stage)
+  requests.admit(self)
 end
 
 function messages.broken(_, stage, message)
-  stage:start_failed("did not start: " .. message.error, message.traceback)
+  stage.broken = "did not start: " .. message.error
+  stage:start_failed(stage.broken, message.traceback)
 end
 
-local function spawn_stage(self, definition)
-  local stage = setmetatable({ name = definition.name, definition = definition, state = "starting", asked = {} }, Stage)
-  stage.wake = function() if self.start_ticket then sched.unpark(self.start_ticket) end end
+-- Starts a process for a stage: its first, or one after a death.
+local function spawn(self, stage)
+  local definition = stage.definition
+  stage.greeted, stage.broken, stage.generation = false, nil, stage.generation + 1
   local worker, why = supervisor.spawn {
     stage = definition.name, command = exec.command(definition), owner_fd = self.owner_fd,
     env = definition.env, cwd = definition.cwd,
@@ -101,8 +107,20 @@ local function spawn_stage(self, definition)
   }
   if not worker then return nil, why end
   stage.worker = worker
+  return true
+end
+
+local function new_stage(self, definition)
+  local stage = setmetatable({
+    name = definition.name, definition = definition, state = "starting", deaths = 0, generation = 0,
+    asked = {},
+  }, Stage)
+  stage.wake = function() if self.start_ticket then sched.unpark(self.start_ticket) end end
+  local ok, why = spawn(self, stage)
+  if not ok then return nil, why end
   self.stages[definition.name] = stage
-  return stage
+  self.names[#self.names + 1] = definition.name
+  return true
 end
 
 -- What an edge's ends must know: its number and limits, and the folder that its reader watches.
@@ -191,17 +209,19 @@ local function open(self)
   if not ok then return nil, why end
   open_outer_edges(self)
   for _, definition in ipairs(self.topology.stages) do
-    local stage, failure = spawn_stage(self, definition)
-    if not stage then return nil, failure end
-    self.names[#self.names + 1] = definition.name
+    local made, failure = new_stage(self, definition)
+    if not made then return nil, failure end
   end
-  return await_ready(self)
+  local ready, failure, traceback = await_ready(self)
+  self.opened = ready
+  return ready, failure, traceback
 end
 
 -- Ends the workers, in order when all went well, and removes everything of the namespace.
 local function close(self, orderly)
   self.closing = true
   self.router:fail_all "ECLOSED: the pipeline was stopped"
+  restart.close(self)
   each_stage(self, function(stage)
     if orderly then stage:send { type = "stop" } else stage.worker:kill() end
   end)
@@ -250,10 +270,11 @@ end
 ---@param router omni.Router for questions to stages
 return function(topology, inbox, outputs, router)
   inbox:bind()
-  local self = setmetatable({
+  local self
+  self = setmetatable({
     topology = topology, outputs = outputs, stages = {}, names = {}, edges = {}, inputs = {}, outlets = {},
     requests = {}, admission = admission.new(topology.max_requests, topology.queue),
-    router = router, asked = 0,
+    router = router, asked = 0, spawn = function(stage) return spawn(self, stage) end,
   }, Orchestrator)
   local ok, failure = xpcall(run, debug.traceback, self, inbox)
   if ok then return end

@@ -33,6 +33,7 @@ local STAGE = {
   replicas = { type = { "integer", "nil" }, default = 1 },
   inputs = { type = { "strings", "nil" }, check = port_names },
   outputs = { type = { "strings", "nil" }, check = port_names },
+  max_restarts = { type = "integer", default = 5, check = function(v) return v >= 0, "must be 0 or more" end },
   start_timeout = { type = "positive", default = 10 },
 }
 

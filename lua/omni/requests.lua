@@ -2,9 +2,12 @@
 --- All functions get the orchestrator, whose part this is; none suspends.
 
 local omni = require "omni"
+local restart = require "omni.restart"
 local uv = require "luv"
 
 local ABORT_GRACE = 1 -- seconds the stages may take to let go of a request before the user is told that they did not
+
+local HANG_GRACES = 2 -- so many of these after a deadline a stage that has not let go is killed
 
 local requests = {}
 
@@ -12,11 +15,11 @@ local function each_stage(self, fn)
   for _, name in ipairs(self.names) do fn(self.stages[name], name) end
 end
 
-local function first_down(self)
-  for _, name in ipairs(self.names) do
-    local stage = self.stages[name]
-    if stage.down then return name, stage.down end
-  end
+-- Stages of which the same process still runs that was given this request.
+local function each_holder(self, record, fn)
+  each_stage(self, function(stage, name)
+    if stage.worker.alive and stage.generation == record.generations[name] then fn(stage, name) end
+  end)
 end
 
 -- Answers an abort: what each stage was doing, or that it has not answered in time.
@@ -38,7 +41,7 @@ local function release(self, record)
   record.released = true
   self.requests[record.id] = nil
   if record.admitted then
-    each_stage(self, function(stage) stage:send { type = "forget", req = record.id } end)
+    each_holder(self, record, function(stage) stage:send { type = "forget", req = record.id } end)
     for _, out in ipairs(self.inputs) do out:forget(record.id) end
   end
   for _, stream in ipairs(record.streams) do stream:close(record.failure ~= nil) end
@@ -54,13 +57,17 @@ local function any_running(self)
   return false
 end
 
--- Stages have not let go of an ended request for a while. They may compute, for other requests too; but when the
--- pipeline only waits for them to stop, it does not wait for ever.
+-- Stages have not let go of an ended request for a while. They may compute, for other requests too; but a stage that
+-- makes nothing of a request past its deadline hangs, and when the pipeline only waits for them to stop, it does not
+-- wait for ever.
 local function on_grace(self, record)
   answer_abort(self, record)
-  if not self.stopping or any_running(self) then return end
+  record.graces = record.graces + 1
+  local hangs = record.code == "ETIMEDOUT" and record.graces >= HANG_GRACES
+  if not hangs and (not self.stopping or any_running(self)) then return end
   for name in pairs(record.waiting) do
-    self.stages[name].worker.cause = "leaving an abort unanswered"
+    self.stages[name].worker.cause = hangs and "not letting go of a request past its deadline"
+      or "leaving an abort unanswered"
     self.stages[name].worker:kill()
   end
 end
@@ -75,7 +82,7 @@ local function finish(self, record, code, message, traceback)
   self.outputs:put {
     "ended", record.id, code or false, message or false, traceback or false, record.timeline, record.work,
   }
-  record.failure = message or nil
+  record.failure, record.code, record.graces = message or nil, code, 0
   if code and record.admitted then requests.let_go(self, record, code, message) end
   release(self, record)
   requests.admit(self)
@@ -88,11 +95,9 @@ end
 ---@param message string
 function requests.let_go(self, record, code, message)
   for _, stream in ipairs(record.streams) do stream:drop() end
-  each_stage(self, function(stage, name)
-    if stage.worker.alive then
-      record.waiting[name] = true
-      stage:send { type = "abort", req = record.id, code = code, error = message }
-    end
+  each_holder(self, record, function(stage, name)
+    record.waiting[name] = true
+    stage:send { type = "abort", req = record.id, code = code, error = message }
   end)
   record.timers.grace = uv.new_timer()
   record.timers.grace:start(ABORT_GRACE * 1000, ABORT_GRACE * 1000, function() on_grace(self, record) end)
@@ -162,7 +167,7 @@ local function begin(self, record)
   record.data = nil
   open_streams(self, record)
   each_stage(self, function(stage, name)
-    record.running[name] = true
+    record.running[name], record.generations[name] = true, stage.generation
     stage:send { type = "start", req = record.id, label = label, deadline = record.deadline }
   end)
   for _, out in ipairs(self.inputs) do
@@ -174,6 +179,11 @@ end
 --- Begins the requests whose turn it is.
 ---@param self omni.orchestrator
 function requests.admit(self)
+  local state, reason = restart.state(self)
+  if state == "down" then
+    for record in function() return self.admission:next_queued() end do finish(self, record, "EWORKER", reason) end
+  end
+  if state ~= "ready" then return end
   for record in function() return self.admission:next() end do begin(self, record) end
 end
 
@@ -188,16 +198,13 @@ function commands:submit(message)
   local record = {
     id = message.id, label = message.label, data = message.data, submitted_at = message.at, state = "queued",
     running = {}, waiting = {}, was = {}, streams = {}, count = {}, timers = {}, timeline = {}, work = {},
+    generations = {},
     unread = #self.outlets,
   }
-  local down, cause = first_down(self)
-  if self.stopping or down then
-    local code = down and "EWORKER" or "ECLOSED"
-    local text = down and ('EWORKER: stage "%s" is down: it %s'):format(down, cause)
-      or "ECLOSED: the pipeline takes no more requests"
-    return refuse(self, record.id, code, text)
-  end
-  local outcome, why = self.admission:enter(record)
+  if self.stopping then return refuse(self, record.id, "ECLOSED", "ECLOSED: the pipeline takes no more requests") end
+  local state, reason = restart.state(self)
+  if state == "down" then return refuse(self, record.id, "EWORKER", reason) end
+  local outcome, why = self.admission:enter(record, state == "hold")
   if not outcome then return refuse(self, record.id, "EFULL", why) end
   self.requests[record.id] = record
   if message.deadline then start_deadline(self, record, message.deadline) end
@@ -238,6 +245,7 @@ function messages:done(stage, message)
   local record = self.requests[message.req]
   if not record or not record.running[stage.name] then return end
   record.running[stage.name] = nil
+  restart.works(stage)
   record.work[stage.name] = {
     chunks_in = message.chunks_in, chunks_out = message.chunks_out, seconds = message.seconds,
   }

@@ -21,8 +21,8 @@ end
 -- Asks one process. Suspends until it answers, dies, or the deadline passes.
 local function ask(self, target, message)
   local stage = target.stage
-  if stage.down or not stage.worker.alive then
-    local how = stage.down or "is ending"
+  if stage.state ~= "ready" or not stage.worker.alive then
+    local how = stage.report or "is ending"
     return nil, ('EWORKER: stage "%s" is down: it %s'):format(stage.name, how), "EWORKER"
   end
   self.asked = self.asked + 1
