@@ -128,6 +128,13 @@ describe("omni.json refuses to write", function()
     assert.matches("array with", refused { 1, [1.5] = 2 })
   end)
 
+  it("complains of the same key in every state, whatever the order of the table", function()
+    assert.matches('array with the key "a"', refused { 1, z = 1, k = 2, a = 3, [true] = 4 })
+    assert.matches("no item number %(number%)", refused { 1, a = 3, [-1] = 4 })
+    assert.matches("the number key 5 ", refused { [9] = 1, a = 2, [5] = 3, [true] = 4 })
+    assert.matches("a key of type boolean", refused { a = 2, [{}] = 3, [true] = 4 })
+  end)
+
   it("strings and keys that are not UTF-8", function()
     local bad_string = { ["a b"] = { 1, { c = "ab\255" } } }
     assert.equal('EJSON: $["a b"][2].c: the string is not UTF-8 at its byte 3', refused(bad_string))

@@ -148,6 +148,44 @@ static bool within(encoder *E) {
 
 static bool put_value(encoder *E);
 
+static bool is_item(lua_State *L, int idx) {
+  if (lua_type(L, idx) != LUA_TNUMBER) return false;
+  lua_Number key = lua_tonumber(L, idx);
+  return key >= 1 && key == floor(key);
+}
+
+/* Numbers by value, then strings by their bytes, then the rest, which no message tells apart. */
+static bool key_before(lua_State *L, int a, int b) {
+  int x = lua_type(L, a), y = lua_type(L, b);
+  int rank_x = x == LUA_TNUMBER ? -2 : x == LUA_TSTRING ? -1 : x;
+  int rank_y = y == LUA_TNUMBER ? -2 : y == LUA_TSTRING ? -1 : y;
+  return rank_x != rank_y ? rank_x < rank_y : rank_x < 0 && lua_lessthan(L, a, b);
+}
+
+/* Complains of the first key, in the order above, that has no place in the table: the same in every run, whereas the
+ * order of a table with strings as keys depends on the seed of the state. */
+static bool refuse_key(encoder *E, bool array) {
+  lua_State *L = E->L;
+  lua_pushnil(L);
+  int least = lua_gettop(L);
+  for (lua_pushnil(L); lua_next(L, least - 1) != 0; lua_pop(L, 1)) {
+    if (array ? is_item(L, -2) : lua_type(L, -2) == LUA_TSTRING) continue;
+    if (!lua_isnil(L, least) && !key_before(L, least + 1, least)) continue;
+    lua_pushvalue(L, -2);
+    lua_replace(L, least);
+  }
+  if (!array && lua_type(L, least) == LUA_TNUMBER)
+    refuse(E, "object with the number key %.14g (an array has its items at 1..n)", lua_tonumber(L, least));
+  else if (!array)
+    refuse(E, "object with a key of type %s", luaL_typename(L, least));
+  else if (lua_type(L, least) == LUA_TSTRING)
+    refuse(E, "array with the key \"%.40s\": it can have items only", lua_tostring(L, least));
+  else
+    refuse(E, "array with a key that is no item number (%s)", luaL_typename(L, least));
+  lua_settop(L, least - 1);
+  return false;
+}
+
 /* How far the array goes: its keys must be exactly 1..n. */
 static bool array_size(encoder *E, int *n) {
   lua_State *L = E->L;
@@ -158,17 +196,12 @@ static bool array_size(encoder *E, int *n) {
       lua_pop(L, 2);
       return false;
     }
-    lua_Number key = lua_type(L, -2) == LUA_TNUMBER ? lua_tonumber(L, -2) : -1;
-    if (key >= 1 && key == floor(key)) {
-      if (key > last) last = key;
-      continue;
+    if (!is_item(L, -2)) {
+      lua_pop(L, 2);
+      return refuse_key(E, true);
     }
-    if (lua_type(L, -2) == LUA_TSTRING)
-      refuse(E, "array with the key \"%.40s\": it can have items only", lua_tostring(L, -2));
-    else
-      refuse(E, "array with a key that is no item number (%s)", luaL_typename(L, -2));
-    lua_pop(L, 2);
-    return false;
+    lua_Number key = lua_tonumber(L, -2);
+    if (key > last) last = key;
   }
   return last == *n || refuse(E, "array with holes: %d items, the last one at %.14g", *n, last);
 }
@@ -213,15 +246,12 @@ static bool push_names(encoder *E) {
   lua_State *L = E->L;
   for (lua_pushnil(L); lua_next(L, -2) != 0; lua_pop(L, 1)) {
     size_t len;
-    bool ok = lua_type(L, -2) == LUA_TSTRING;
-    if (ok) {
-      const char *text = lua_tolstring(L, -2, &len);
-      ok = push_name(E, text, len);
-    } else if (lua_type(L, -2) == LUA_TNUMBER)
-      refuse(E, "object with the number key %.14g (an array has its items at 1..n)", lua_tonumber(L, -2));
-    else
-      refuse(E, "object with a key of type %s", luaL_typename(L, -2));
-    if (ok) continue;
+    if (lua_type(L, -2) != LUA_TSTRING) {
+      lua_pop(L, 2);
+      return refuse_key(E, false);
+    }
+    const char *text = lua_tolstring(L, -2, &len);
+    if (push_name(E, text, len)) continue;
     lua_pop(L, 2);
     return false;
   }
