@@ -167,6 +167,52 @@ describe("a Python stage", function()
   end)
 end)
 
+describe("a Python stage in a graph", function()
+  -- source feeds two branches; the join reads them one after the other.
+  local function diamond(join)
+    local p = omni.pipeline "diamond"
+    p:stage "source" { module = "spec.fixtures.flood" }
+    p:stage "left" (python())
+    p:stage "right" (python())
+    p:stage "join" (join)
+    p:connect("source", "left", { window = 2 })
+    p:connect("source", "right", { window = 2 })
+    p:edge("left -> join.left", { window = 2 })
+    p:edge("right -> join.right", { window = 2 })
+    return assert(p:start())
+  end
+
+  it("does not hang a join that reads one branch to its end first", function()
+    local app = diamond { module = "spec.fixtures.one_by_one" }
+    local all = data_of(app:submit { data = "flood", deadline = 20 })
+    app:stop()
+    assert.equal(2000, #all)
+    assert.equal(1000, all[1000])
+    assert.equal(1, all[1001])
+  end)
+
+  it("that is such a join itself fails with the reason", function()
+    local app = diamond(python { order = { "left", "right" } })
+    local err, code = failure_of(app:submit { data = "flood", deadline = 20 })
+    app:stop()
+    assert.equal("EDEADLOCK", code)
+    assert.truthy(err:find("the stages wait for each other: ", 1, true))
+    assert.truthy(err:find("join waits for input (left -> join.left)", 1, true))
+  end)
+
+  it("reads and writes named ports", function()
+    local p = omni.pipeline "ports"
+    p:stage "a" { module = "spec.fixtures.words" }
+    p:stage "py" (python { order = { "left" }, port = "out" })
+    p:stage "b" { module = "spec.fixtures.pass" }
+    p:edge "a -> py.left"
+    p:edge "py.out -> b"
+    local app = assert(p:start())
+    assert.same({ "x", "y" }, data_of(app:submit { data = "x y" }))
+    app:stop()
+  end)
+end)
+
 describe("a program that does not speak the protocol", function()
   local cases = {
     { "no JSON", "no json", says "no json" },

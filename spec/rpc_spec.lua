@@ -129,10 +129,10 @@ describe("a question to a stage", function()
     for _, case in ipairs { { ODD, "dies", "died by signal SIGKILL" }, { ASKED, "exits", "exited with code 7" } } do
       with_stage(case[1], function(app)
         local before = omni.now()
-        for _, text in ipairs { case[3], "is down" } do
+        for _ = 1, 2 do
           local _, err, code = app:rpc("talker", case[2], nil, { timeout = 20 })
           assert.equal("EWORKER", code)
-          assert.truthy(err:find(text, 1, true), err)
+          assert.truthy(err:find(case[3], 1, true), err)
         end
         assert.is_true(omni.now() - before < 10)
       end)

@@ -82,6 +82,7 @@ class Request:
         self.ended, self.finished, self.waits, self.moved = None, False, None, time.monotonic()
         self.lock, self.event = threading.Lock(), threading.Event()
         self.taken, self.sent = dict.fromkeys(stage.inputs, 0), dict.fromkeys(stage.outputs, 0)  # chunks so far
+        self.read, self.edges = set(), []  # edges that have had their last chunk; those that are waited for now
 
     def __iter__(self):
         return self[None]
@@ -99,19 +100,19 @@ class Request:
                 soon = soon or again
             return False, None, soon
 
-        while keys := {edge: edge.key_of(self.key, self.taken[edge]) for edge in edges if edge in self.taken}:
-            edge, envelope = self.wait("input", IN_CLOSE_WRITE, edges[0].dir, keys.values(), attempt)
+        while keys := {edge: edge.key_of(self.key, self.taken[edge]) for edge in edges if edge not in self.read}:
+            edge, envelope = self.wait("input", IN_CLOSE_WRITE, list(keys), keys.values(), attempt)
             kind, finished, skip = ENVELOPE.unpack_from(envelope)
             data = envelope[ENVELOPE.size + skip :]
             self.taken[edge] += 1
             if finished:
-                del self.taken[edge]
+                self.read.add(edge)
             if kind != NIL:
                 yield json.loads(data) if kind == JSON else data
 
-    def wait(self, what, mask, folder, keys, attempt):
-        self.waits, over = what, (True, None, False)
-        result = self.stage.watch.wait(folder, mask, keys, self.event, lambda: over if self.ended else attempt())
+    def wait(self, what, mask, edges, keys, attempt):
+        self.edges, self.waits, over = edges, what, (True, None, False)
+        result = self.stage.watch.wait(edges[0].dir, mask, keys, self.event, lambda: over if self.ended else attempt())
         self.waits, self.moved = None, time.monotonic()
         self.check()
         return result
@@ -144,7 +145,7 @@ class Request:
         for edge in at_port(self.stage.outputs, words[0] if len(words) > 1 else None, "output"):
             if not edge.room(self.key, len(data))[0]:
                 oldest, attempt = edge.stored[self.key][:1], lambda edge=edge: edge.room(self.key, len(data))
-                self.wait("credit", IN_DELETE, edge.dir, oldest, attempt)
+                self.wait("credit", IN_DELETE, [edge], oldest, attempt)
             self.send(edge, kind, data)
 
     def serve(self):
@@ -213,9 +214,19 @@ class Stage:
             failed, _ = request.ended, request.end("ECLOSED: the request is over")
             for edge in self.outputs:
                 edge.forget(request.key)
-            for edge, number in list(request.taken.items()) if failed else ():
+            for edge in set(self.inputs) - request.read if failed else ():
                 for ahead in range(edge.window + 2):
+                    number = request.taken[edge]
                     edge.key_of(request.key, number + ahead).get(discard=True)
+
+    def on_waits(self, message):
+        request = self.requests.get(message["req"])
+        if request and not request.ended and not request.finished:
+            got = [{"edge": edge.id, "n": n, "held": 0, "bytes": 0} for edge, n in request.taken.items()]
+            sent = [{"edge": edge.id, "n": n} for edge, n in request.sent.items()]
+            why = request.waits  # read once: the request's thread goes on
+            waits = [{"on": why, "edge": edge.id} for edge in request.edges if why]
+            self.send("waits", req=request.key, inquiry=message["inquiry"], waits=waits, sent=sent, got=got)
 
     def on_stop(self, message):
         self.close(self.instance)

@@ -148,9 +148,6 @@ local function ask(self, record, previous)
   record.inquiry = (record.inquiry or 0) + 1
   record.probe = { answers = {}, previous = previous, since = omni.now() }
   for name in pairs(record.running) do
-    if not self.stages[name].definition.module then return end -- a program cannot be asked
-  end
-  for name in pairs(record.running) do
     self.stages[name]:send { type = "waits", req = record.id, inquiry = record.inquiry }
   end
 end
@@ -164,11 +161,21 @@ local function look_again(self, record, after)
   end)
 end
 
+-- The waits for room that can be helped: programs keep nothing that they have not asked for.
+local function helpable(self, edges, circle)
+  local waits = {}
+  for _, wait in ipairs(circle) do
+    local reader = self.stages[edges[wait.edge].to]
+    if reader and reader.definition.module then waits[#waits + 1] = wait end
+  end
+  return waits
+end
+
 -- All stages have answered twice the same: the request is helped, or fails.
 local function resolve(self, record, circle, answers)
   local edges = edges_by_id(self)
   local limit = self.topology.request_bytes
-  local edge, n = deadlock.relief(edges, answers, circle, limit)
+  local edge, n = deadlock.relief(edges, answers, helpable(self, edges, circle), limit)
   if not edge then
     local text = "EDEADLOCK: the stages wait for each other: %s; %d bytes are held, the request's limit is %d"
     return requests.finish(self, record, "EDEADLOCK", text:format(describe(edges, circle), n, limit))
