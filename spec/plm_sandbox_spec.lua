@@ -75,7 +75,7 @@ describe("a guest's environment", function()
 
   it("takes text only, and no literals that load the FFI", function()
     local bytecode = string.dump(function() return 1 end)
-    assert.equal("ESYNTAX", fails(bytecode, "wrong mode").code)
+    assert.equal("ESYNTAX", fails(bytecode, "only source text").code)
     for _, literal in ipairs { "5LL", "5ULL", "5i", "0x7fLL" } do
       assert.equal("ESYNTAX", fails("return " .. literal, "literals").code)
     end

@@ -144,6 +144,10 @@ static bool compile(vm_guest *g, lua_State *L) {
     lua_pushfstring(L, "the program is larger than %d bytes", (int)GUEST_SOURCE_MAX);
     return false;
   }
+  if (g->source->len > 0 && g->source->data[0] == LUA_SIGNATURE[0]) {
+    lua_pushliteral(L, "the program is bytecode: only source text is run");
+    return false;
+  }
   if (luaL_loadbufferx(L, (const char *)g->source->data, g->source->len, g->chunk, "t") != 0) return false;
   if (!opened_ffi(L)) return true;
   lua_pop(L, 1);
