@@ -122,7 +122,6 @@ describe("a pipeline's declaration", function()
       assert.truthy(text:find(expected, 1, true), text)
       assert.truthy(text:find "check_spec.lua:%d+: ")
     end
-    says("replicas = 2 is not supported", function(p) p:stage "a" { module = "spec.fixtures.pass", replicas = 2 } end)
     says("has no stages", function() end)
   end)
 

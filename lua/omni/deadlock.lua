@@ -144,28 +144,28 @@ local function edges_by_id(self)
   return edges
 end
 
-local function ask(self, record, previous)
+local function ask(record, previous)
   record.inquiry = (record.inquiry or 0) + 1
   record.probe = { answers = {}, previous = previous, since = omni.now() }
   for name in pairs(record.running) do
-    self.stages[name]:send { type = "waits", req = record.id, inquiry = record.inquiry }
+    record.on[name]:send { type = "waits", req = record.id, inquiry = record.inquiry }
   end
 end
 
 -- A request that was helped will need it again, soon: its stages need not wait long to tell.
-local function look_again(self, record, after)
+local function look_again(record, after)
   record.look_after = math.min(after, SELDOM)
   if not record.timers.probe then record.timers.probe = uv.new_timer() end
   record.timers.probe:start(record.look_after, 0, function()
-    if record.state == "running" then ask(self, record) end
+    if record.state == "running" then ask(record) end
   end)
 end
 
 -- The waits for room that can be helped: programs keep nothing that they have not asked for.
-local function helpable(self, edges, circle)
+local function helpable(record, edges, circle)
   local waits = {}
   for _, wait in ipairs(circle) do
-    local reader = self.stages[edges[wait.edge].to]
+    local reader = record.on[edges[wait.edge].to]
     if reader and reader.definition.module then waits[#waits + 1] = wait end
   end
   return waits
@@ -175,13 +175,13 @@ end
 local function resolve(self, record, circle, answers)
   local edges = edges_by_id(self)
   local limit = self.topology.request_bytes
-  local edge, n = deadlock.relief(edges, answers, helpable(self, edges, circle), limit)
+  local edge, n = deadlock.relief(edges, answers, helpable(record, edges, circle), limit)
   if not edge then
     local text = "EDEADLOCK: the stages wait for each other: %s; %d bytes are held, the request's limit is %d"
     return requests.finish(self, record, "EDEADLOCK", text:format(describe(edges, circle), n, limit))
   end
-  self.stages[edges[edge].to]:send { type = "grow", req = record.id, edge = edge, chunks = n }
-  look_again(self, record, AGAIN)
+  record.on[edges[edge].to]:send { type = "grow", req = record.id, edge = edge, chunks = n }
+  look_again(record, AGAIN)
 end
 
 --- Messages of the stages: `stalled` and `waits`.
@@ -192,7 +192,7 @@ function deadlock.messages:stalled(_, message)
   local record = self.requests[message.req]
   if not record or record.state ~= "running" then return end
   if record.probe and omni.now() - record.probe.since < STALE then return end
-  ask(self, record)
+  ask(record)
 end
 
 function deadlock.messages:waits(stage, message)
@@ -205,11 +205,11 @@ function deadlock.messages:waits(stage, message)
   end
   record.probe = nil
   local circle = deadlock.find(edges_by_id(self), probe.answers)
-  if not circle then return record.look_after and look_again(self, record, record.look_after * 2) end
-  if not probe.previous then return ask(self, record, probe.answers) end
+  if not circle then return record.look_after and look_again(record, record.look_after * 2) end
+  if not probe.previous then return ask(record, probe.answers) end
   for _, wait in ipairs(circle) do
     local before = probe.previous[wait.stage]
-    if not before or not same(before, probe.answers[wait.stage]) then return ask(self, record, probe.answers) end
+    if not before or not same(before, probe.answers[wait.stage]) then return ask(record, probe.answers) end
   end
   resolve(self, record, circle, probe.answers)
 end

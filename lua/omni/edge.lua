@@ -215,6 +215,46 @@ function edge.outbound(namespace, spec, on_failure)
   return self
 end
 
+---@class omni.edge.writers
+local Writers = {}
+Writers.__index = Writers
+
+--- The writing ends of an edge whose reader has replicas: one for each that is written to.
+---@param namespace string
+---@param spec table as for `outbound`; dir is that of the first replica
+---@param on_failure fun(req: string, message: string)
+---@return omni.edge.writers
+function edge.writers(namespace, spec, on_failure)
+  return setmetatable({ namespace = namespace, spec = spec, on_failure = on_failure, ends = {} }, Writers)
+end
+
+--- The end that writes to a replica.
+---@param replica? integer the first without it
+---@return omni.edge.outbound
+function Writers:to(replica)
+  replica = replica or 0
+  if not self.ends[replica] then
+    local spec = {}
+    for key, value in pairs(self.spec) do spec[key] = value end
+    spec.dir = edge.replica_dir(spec.dir, replica)
+    self.ends[replica] = edge.outbound(self.namespace, spec, self.on_failure)
+  end
+  return self.ends[replica]
+end
+
+--- Ends all of them; suspends.
+function Writers:close()
+  for _, one in pairs(self.ends) do one:close() end
+end
+
+--- The folder of a reader's replica.
+---@param dir string that of the first
+---@param replica integer
+---@return string
+function edge.replica_dir(dir, replica)
+  return (dir:gsub("%.0$", "." .. replica))
+end
+
 function Outbound:pump()
   while self.adapter:wait {} do
     for req, items in pairs(self.adapter:poll_ready()) do

@@ -13,6 +13,7 @@ local host = require "omni.native.host"
 local log = require "omni.log"
 local omni = require "omni"
 local owner = require "omni.native.owner"
+local replicas = require "omni.replicas"
 local requests = require "omni.requests"
 local restart = require "omni.restart"
 local rpc = require "omni.rpc"
@@ -29,10 +30,6 @@ local STOP_GRACE = 2 -- seconds a worker may take to end after `stop`
 ---@class omni.orchestrator
 local Orchestrator = {}
 Orchestrator.__index = Orchestrator
-
-local function each_stage(self, fn)
-  for _, name in ipairs(self.names) do fn(self.stages[name], name) end
-end
 
 -- ---- stages ----
 
@@ -110,16 +107,16 @@ local function spawn(self, stage)
   return true
 end
 
-local function new_stage(self, definition)
+local function new_stage(self, definition, replica)
   local stage = setmetatable({
-    name = definition.name, definition = definition, state = "starting", deaths = 0, generation = 0,
+    name = definition.name, label = replicas.label(definition.name, replica), replica = replica, outstanding = 0,
+    definition = definition, state = "starting", deaths = 0, generation = 0,
     asked = {},
   }, Stage)
   stage.wake = function() if self.start_ticket then sched.unpark(self.start_ticket) end end
   local ok, why = spawn(self, stage)
   if not ok then return nil, why end
-  self.stages[definition.name] = stage
-  self.names[#self.names + 1] = definition.name
+  table.insert(self.stages[definition.name], stage)
   return true
 end
 
@@ -133,15 +130,23 @@ local function edge_spec(self, spec)
   }
 end
 
+-- An edge as one of its reader's replicas sees it.
+local function own_end(spec, replica)
+  local own = {}
+  for key, value in pairs(spec) do own[key] = value end
+  own.dir = edge.replica_dir(spec.dir, replica)
+  return own
+end
+
 function Orchestrator:init_message(stage)
   local inputs, outputs = {}, {}
   for _, spec in ipairs(self.edges) do
-    if spec.to == stage.name then inputs[#inputs + 1] = spec end
+    if spec.to == stage.name then inputs[#inputs + 1] = own_end(spec, stage.replica) end
     if spec.from == stage.name then outputs[#outputs + 1] = spec end
   end
   local definition = stage.definition
   return {
-    type = "init", stage = stage.name, replica = 0, module = definition.module, config = definition.config,
+    type = "init", stage = stage.name, replica = stage.replica, module = definition.module, config = definition.config,
     namespace = self.namespace, inputs = inputs, outputs = outputs, joins = deadlock.possible(self.edges),
   }
 end
@@ -161,7 +166,9 @@ local function open_namespace(self)
   self.namespace, self.owner_fd, self.dir = namespace, fd, ("%s/%s.d"):format(SHM, namespace)
   owner.note_namespace(namespace, true)
   for _, definition in ipairs(self.topology.stages) do
-    assert(uv.fs_mkdir(("%s/%s.0"):format(self.dir, definition.name), tonumber("700", 8)))
+    for replica = 0, definition.replicas - 1 do
+      assert(uv.fs_mkdir(("%s/%s.%d"):format(self.dir, definition.name, replica), tonumber("700", 8)))
+    end
   end
   assert(uv.fs_mkdir(self.dir .. "/" .. HOST, tonumber("700", 8)))
   return true
@@ -171,7 +178,7 @@ local function open_outer_edges(self)
   for _, spec in ipairs(self.topology.edges) do self.edges[#self.edges + 1] = edge_spec(self, spec) end
   for _, spec in ipairs(self.edges) do
     if spec.from == HOST then
-      self.inputs[#self.inputs + 1] = edge.outbound(self.namespace, spec, function(req, why)
+      self.inputs[#self.inputs + 1] = edge.writers(self.namespace, spec, function(req, why)
         local record = self.requests[req]
         if record then requests.finish(self, record, why:match "^(E%w+):" or "EPUT", why) end
       end)
@@ -181,24 +188,28 @@ local function open_outer_edges(self)
   end
 end
 
+-- What the start still waits for: nil when all are ready, else the seconds that may be left to them, or a failure.
+local function look_at_start(self, began)
+  local least, failed
+  replicas.each(self, function(stage)
+    local left = stage.definition.start_timeout - (omni.now() - began)
+    if stage.state == "broken" then failed = failed or { stage.failure, stage.traceback } end
+    if stage.state ~= "starting" then return end
+    least = math.min(least or math.huge, left)
+    if left > 0 or failed then return end
+    local text = 'ETIMEDOUT: stage "%s" was not ready within %g s'
+    failed = { text:format(stage.name, stage.definition.start_timeout) }
+  end)
+  return least, failed
+end
+
 -- Suspends until every stage is ready. nil and the first failure otherwise.
 local function await_ready(self)
   local began = omni.now()
   while true do
-    local all_ready, least = true, math.huge
-    for _, name in ipairs(self.names) do
-      local stage = self.stages[name]
-      if stage.state == "broken" then return nil, stage.failure, stage.traceback end
-      local left = stage.definition.start_timeout - (omni.now() - began)
-      if stage.state == "starting" then
-        all_ready, least = false, math.min(least, left)
-        if left <= 0 then
-          local text = 'ETIMEDOUT: stage "%s" was not ready within %g s'
-          return nil, text:format(name, stage.definition.start_timeout)
-        end
-      end
-    end
-    if all_ready then return true end
+    local least, failed = look_at_start(self, began)
+    if failed then return nil, failed[1], failed[2] end
+    if not least then return true end
     self.start_ticket = sched.ticket "pipeline:start"
     sched.park("pipeline:start", least)
   end
@@ -209,8 +220,11 @@ local function open(self)
   if not ok then return nil, why end
   open_outer_edges(self)
   for _, definition in ipairs(self.topology.stages) do
-    local made, failure = new_stage(self, definition)
-    if not made then return nil, failure end
+    self.names[#self.names + 1], self.stages[definition.name] = definition.name, {}
+    for replica = 0, definition.replicas - 1 do
+      local made, failure = new_stage(self, definition, replica)
+      if not made then return nil, failure end
+    end
   end
   local ready, failure, traceback = await_ready(self)
   self.opened = ready
@@ -222,10 +236,10 @@ local function close(self, orderly)
   self.closing = true
   self.router:fail_all "ECLOSED: the pipeline was stopped"
   restart.close(self)
-  each_stage(self, function(stage)
+  replicas.each(self, function(stage)
     if orderly then stage:send { type = "stop" } else stage.worker:kill() end
   end)
-  each_stage(self, function(stage) stage.worker:wait(STOP_GRACE) end)
+  replicas.each(self, function(stage) stage.worker:wait(STOP_GRACE) end)
   for _, list in ipairs { self.inputs, self.outlets } do
     for _, one in ipairs(list) do one:close() end
   end
@@ -256,7 +270,7 @@ local function run(self, inbox)
     return self.outputs:put { "broken", why, traceback or false }
   end
   local pids = {}
-  each_stage(self, function(stage, name) pids[name] = stage.worker.pid end)
+  replicas.each(self, function(stage) pids[stage.label] = stage.worker.pid end)
   self.outputs:put { "ready", self.namespace, pids }
   serve(self, inbox)
   close(self, true)
@@ -274,7 +288,7 @@ return function(topology, inbox, outputs, router)
   self = setmetatable({
     topology = topology, outputs = outputs, stages = {}, names = {}, edges = {}, inputs = {}, outlets = {},
     requests = {}, admission = admission.new(topology.max_requests, topology.queue),
-    router = router, asked = 0, spawn = function(stage) return spawn(self, stage) end,
+    router = router, asked = 0, picks = {}, spawn = function(stage) return spawn(self, stage) end,
   }, Orchestrator)
   local ok, failure = xpcall(run, debug.traceback, self, inbox)
   if ok then return end

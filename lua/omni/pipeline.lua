@@ -4,6 +4,7 @@
 local check = require "omni.check"
 local exec = require "omni.exec"
 local graph = require "omni.graph"
+local replicas = require "omni.replicas"
 
 local pipeline = {}
 
@@ -30,7 +31,11 @@ local STAGE = {
   env = { type = { "map", "nil" } },
   cwd = { type = { "string", "nil" } },
   cpus = { type = { "integer", "string", "nil" } },
-  replicas = { type = { "integer", "nil" }, default = 1 },
+  replicas = {
+    type = "integer", default = 1,
+    check = function(v) return v >= 1 and v <= 64, "must be 1 to 64" end,
+  },
+  pick = { type = { "function", "nil" } },
   inputs = { type = { "strings", "nil" }, check = port_names },
   outputs = { type = { "strings", "nil" }, check = port_names },
   max_restarts = { type = "integer", default = 5, check = function(v) return v >= 0, "must be 0 or more" end },
@@ -147,13 +152,6 @@ local function config_problems(definition)
   return module.problems and module.problems(definition.config or {}, definition) or {}
 end
 
--- What the definition says may be valid in itself and not be supported: this is the one place that says so.
-local function unsupported(definition)
-  if definition.replicas ~= 1 then
-    return ("replicas = %d is not supported: each stage is one process"):format(definition.replicas)
-  end
-end
-
 -- What is wrong with the module, or the program, that a stage runs. The module is not asked about an impure config.
 local function runs_problems(definition, impure)
   if definition.exec then return exec.problems(definition) end
@@ -167,8 +165,11 @@ local function definition_problems(definition, report)
   if not definition.module and not definition.exec then
     return report 'what it runs is missing: give it module = "name of a Lua module", or exec = { "program" }'
   end
-  local limit = unsupported(definition)
-  if limit then return report(limit) end
+  if definition.pick then
+    local code, problem = replicas.dump(definition.pick)
+    definition.pick = code
+    if problem then return report(problem) end
+  end
   local impure = definition.config and not_plain(definition.config, "config", {})
   if impure then report(impure .. ": only strings, numbers, booleans and tables can cross to the stage's process") end
   local problems = runs_problems(definition, impure)
@@ -201,6 +202,19 @@ local function check_stages(self, problems)
   return stages, by_name
 end
 
+-- A program writes to the folder that it was told at its start: it cannot choose among its reader's replicas.
+local function check_replicas(stages, edges, problems)
+  local definitions = {}
+  for _, stage in ipairs(stages) do definitions[stage.name] = stage end
+  for _, edge in ipairs(edges) do
+    local from, to = definitions[edge.from], definitions[edge.to]
+    if from and from.exec and to and to.replicas > 1 then
+      local text = 'edge "%s": a stage that reads from a program (exec) cannot have replicas, unless "%s" is inline'
+      problems:add(edge.origin, text:format(graph.show(edge), edge.from))
+    end
+  end
+end
+
 ---@class omni.topology plain data: what crosses to the orchestrator
 ---@field name string
 ---@field stages table[] sorted by name: {name, module, config, env, cwd, cpus, replicas, start_timeout}
@@ -217,6 +231,7 @@ function Pipeline:topology()
   end
   local stages, by_name = check_stages(self, problems)
   local edges = graph.edges(self.edges, by_name, problems)
+  check_replicas(stages, edges, problems)
   local order = graph.check(by_name, edges, problems, #problems == 0)
   problems.add = nil
   if #problems > 0 then return nil, problems end

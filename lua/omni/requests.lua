@@ -2,6 +2,7 @@
 --- All functions get the orchestrator, whose part this is; none suspends.
 
 local omni = require "omni"
+local replicas = require "omni.replicas"
 local restart = require "omni.restart"
 local uv = require "luv"
 
@@ -11,15 +12,12 @@ local HANG_GRACES = 2 -- so many of these after a deadline a stage that has not 
 
 local requests = {}
 
-local function each_stage(self, fn)
-  for _, name in ipairs(self.names) do fn(self.stages[name], name) end
-end
-
 -- Stages of which the same process still runs that was given this request.
 local function each_holder(self, record, fn)
-  each_stage(self, function(stage, name)
-    if stage.worker.alive and stage.generation == record.generations[name] then fn(stage, name) end
-  end)
+  for _, name in ipairs(self.names) do
+    local stage = record.on[name]
+    if stage and stage.worker.alive and stage.generation == record.generations[name] then fn(stage, name) end
+  end
 end
 
 -- Answers an abort: what each stage was doing, or that it has not answered in time.
@@ -42,7 +40,8 @@ local function release(self, record)
   self.requests[record.id] = nil
   if record.admitted then
     each_holder(self, record, function(stage) stage:send { type = "forget", req = record.id } end)
-    for _, out in ipairs(self.inputs) do out:forget(record.id) end
+    for _, out in ipairs(record.inputs) do out:forget(record.id) end
+    for name in pairs(record.on) do replicas.let_go(record, name) end
   end
   for _, stream in ipairs(record.streams) do stream:close(record.failure ~= nil) end
   for _, timer in pairs(record.timers) do timer:close() end
@@ -66,9 +65,9 @@ local function on_grace(self, record)
   local hangs = record.code == "ETIMEDOUT" and record.graces >= HANG_GRACES
   if not hangs and (not self.stopping or any_running(self)) then return end
   for name in pairs(record.waiting) do
-    self.stages[name].worker.cause = hangs and "not letting go of a request past its deadline"
+    record.on[name].worker.cause = hangs and "not letting go of a request past its deadline"
       or "leaving an abort unanswered"
-    self.stages[name].worker:kill()
+    record.on[name].worker:kill()
   end
 end
 
@@ -163,14 +162,17 @@ end
 local function begin(self, record)
   record.state, record.admitted = "running", true
   note(record, "admitted")
-  local data, label = record.data, record.label
+  local assigned, problem = replicas.assign(self, record)
+  if not assigned then return finish(self, record, "ESTAGE", problem) end
+  local data, label, to = record.data, record.label, replicas.readers(record)
   record.data = nil
   open_streams(self, record)
-  each_stage(self, function(stage, name)
-    record.running[name], record.generations[name] = true, stage.generation
-    stage:send { type = "start", req = record.id, label = label, deadline = record.deadline }
-  end)
-  for _, out in ipairs(self.inputs) do
+  for _, name in ipairs(self.names) do
+    record.running[name] = true
+    record.on[name]:send { type = "start", req = record.id, label = label, deadline = record.deadline, to = to }
+  end
+  for i, writers in ipairs(self.inputs) do record.inputs[i] = writers:to(to and to[writers.spec.to]) end
+  for _, out in ipairs(record.inputs) do
     local ok, why, code = out:send(record.id, data, true)
     if not ok then return finish(self, record, code, why) end
   end
@@ -198,7 +200,7 @@ function commands:submit(message)
   local record = {
     id = message.id, label = message.label, data = message.data, submitted_at = message.at, state = "queued",
     running = {}, waiting = {}, was = {}, streams = {}, count = {}, timers = {}, timeline = {}, work = {},
-    generations = {},
+    generations = {}, on = {}, left = {}, inputs = {},
     unread = #self.outlets,
   }
   if self.stopping then return refuse(self, record.id, "ECLOSED", "ECLOSED: the pipeline takes no more requests") end
@@ -243,8 +245,9 @@ local messages = {}
 
 function messages:done(stage, message)
   local record = self.requests[message.req]
-  if not record or not record.running[stage.name] then return end
+  if not record or record.on[stage.name] ~= stage or not record.running[stage.name] then return end
   record.running[stage.name] = nil
+  replicas.let_go(record, stage.name)
   restart.works(stage)
   record.work[stage.name] = {
     chunks_in = message.chunks_in, chunks_out = message.chunks_out, seconds = message.seconds,
@@ -255,14 +258,14 @@ end
 
 function messages:failed(stage, message)
   local record = self.requests[message.req]
-  if not record or record.state ~= "running" then return end
+  if not record or record.on[stage.name] ~= stage or record.state ~= "running" then return end
   local text = ('%s: stage "%s" failed: %s'):format(message.code, stage.name, (message.error:gsub("^E%w+: ", "")))
   finish(self, record, message.code, text, message.traceback)
 end
 
 function messages:ended(stage, message)
   local record = self.requests[message.req]
-  if not record or record.state == "running" then return end
+  if not record or record.on[stage.name] ~= stage or record.state == "running" then return end
   record.was[stage.name], record.waiting[stage.name] = message.was, nil
   release(self, record)
 end
@@ -275,9 +278,10 @@ requests.messages = messages
 function requests.stage_died(self, stage, report)
   for _, id in ipairs(ids_of(self)) do
     local record = self.requests[id]
-    if record.state == "running" and record.running[stage.name] then
+    local holds = record.on[stage.name] == stage
+    if holds and record.state == "running" and record.running[stage.name] then
       finish(self, record, "EWORKER", ('EWORKER: stage "%s" %s'):format(stage.name, report))
-    elseif record.state == "ended" then
+    elseif holds and record.state == "ended" then
       record.waiting[stage.name] = nil
       release(self, record)
     end

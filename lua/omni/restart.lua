@@ -7,6 +7,7 @@
 --- A request that the stage finished closes the breaker: deaths are counted anew.
 
 local log = require "omni.log"
+local replicas = require "omni.replicas"
 local uv = require "luv"
 
 local restart = {}
@@ -36,7 +37,7 @@ end
 local function open_breaker(self, stage, pause)
   stage.state = "down"
   log.error("stage is down", { stage = stage.name, deaths = stage.deaths, next_try = pause })
-  self.outputs:put { "stage", stage.name, "down", stage.report }
+  self.outputs:put { "stage", stage.label, "down", stage.report }
 end
 
 --- A stage's process has died, or could not be started.
@@ -65,13 +66,32 @@ function restart.ready(self, stage)
   stage.timer:stop()
   stage.state = "ready"
   log.warn("stage runs again", { stage = stage.name, pid = stage.worker.pid, deaths = stage.deaths })
-  self.outputs:put { "stage", stage.name, "restarted", stage.worker.pid }
+  self.outputs:put { "stage", stage.label, "restarted", stage.worker.pid }
 end
 
 --- A stage has finished a request: it works.
 ---@param stage omni.orchestrator.stage
 function restart.works(stage)
   stage.deaths = 0
+end
+
+-- What one process of a stage can do: take requests, soon perhaps, or not.
+local function ability(stage)
+  if replicas.usable(stage) then return "ready" end
+  -- A half-open stage that starts has not shown yet that it works.
+  local half_open = stage.state == "starting" and stage.deaths > stage.definition.max_restarts
+  return (stage.state == "down" or half_open) and "down" or "hold"
+end
+
+-- The same of a whole stage: as much as the best of its processes.
+local function best_of(stages)
+  local best = "down"
+  for _, stage in ipairs(stages) do
+    local can = ability(stage)
+    if can == "ready" then return can end
+    if can == "hold" then best = can end
+  end
+  return best
 end
 
 --- Why requests cannot be admitted now.
@@ -81,12 +101,11 @@ end
 function restart.state(self)
   local state = "ready"
   for _, name in ipairs(self.names) do
-    local stage = self.stages[name]
-    -- A half-open stage that starts has not shown yet that it works.
-    if stage.state == "down" or (stage.state == "starting" and stage.deaths > stage.definition.max_restarts) then
-      return "down", ('EWORKER: stage "%s" is down: it %s'):format(name, stage.report)
+    local best = best_of(self.stages[name])
+    if best == "down" then
+      return "down", ('EWORKER: stage "%s" is down: it %s'):format(name, self.stages[name][1].report)
     end
-    if stage.state ~= "ready" or not stage.worker.alive then state = "hold" end
+    if best == "hold" then state = "hold" end
   end
   return state
 end
@@ -94,10 +113,9 @@ end
 --- Ends all that is under way: the pipeline closes.
 ---@param self omni.orchestrator
 function restart.close(self)
-  for _, name in ipairs(self.names) do
-    local timer = self.stages[name].timer
-    if timer then timer:close() end
-  end
+  replicas.each(self, function(stage)
+    if stage.timer then stage.timer:close() end
+  end)
 end
 
 return restart

@@ -10,12 +10,13 @@ local rpc = {}
 
 -- The stage processes that a question goes to; nil and why where there is none.
 local function targets_of(self, message)
-  local stage = self.stages[message.stage]
-  local wanted = message.replica
-  if type(wanted) == "number" and wanted ~= 0 then
-    return nil, ('ENOENT: stage "%s" has no replica %d'):format(message.stage, wanted), "ENOENT"
+  local targets, wanted = {}, message.replica
+  for _, stage in ipairs(self.stages[message.stage]) do
+    local meant = wanted == nil or wanted == "all" or wanted == stage.replica
+    if meant then targets[#targets + 1] = { replica = stage.replica, stage = stage } end
   end
-  return { { replica = 0, stage = stage } }
+  if #targets > 0 then return targets end
+  return nil, ('ENOENT: stage "%s" has no replica %d'):format(message.stage, wanted), "ENOENT"
 end
 
 -- Asks one process. Suspends until it answers, dies, or the deadline passes.

@@ -102,17 +102,20 @@ local function run_request(record)
   if record.ended then return end
   if not ok then report_failure(record, failure) end
   for _, stream in ipairs(record.streams) do stream:drop() end
-  for _, out in ipairs(stage.outputs) do out:send(record.req, nil, true) end
+  for _, out in ipairs(record.outputs) do out:send(record.req, nil, true) end
   if ok then send(done_message(record)) end
 end
 
 local handlers = {}
 
 function handlers.start(message)
-  local record = { req = message.req, streams = {} }
+  local record = { req = message.req, streams = {}, outputs = {} }
   record.request = setmetatable({ id = message.label, deadline = message.deadline, hooks = {} }, Request)
   for i, input in ipairs(stage.inputs) do record.streams[i] = input:open(message.req) end
-  record.input, record.emit = ports.input(stage.inputs, record.streams), ports.emit(stage.outputs, sender(record))
+  for i, writers in ipairs(stage.outputs) do
+    record.outputs[i] = writers:to(message.to and message.to[writers.spec.to])
+  end
+  record.input, record.emit = ports.input(stage.inputs, record.streams), ports.emit(record.outputs, sender(record))
   waits.begin(record)
   requests[message.req] = record
   omni.spawn(run_request, record)
@@ -139,7 +142,7 @@ end
 local function end_request(record, message)
   record.ended, record.request.ended = message, true
   for _, stream in ipairs(record.streams) do stream:fail(message) end
-  for _, out in ipairs(stage.outputs) do out:forget(record.req) end
+  for _, out in ipairs(record.outputs) do out:forget(record.req) end
   for hook in pairs(record.request.hooks) do
     local ok, why = pcall(hook)
     if not ok then log.error("on_end hook failed", { stage = stage.name, error = tostring(why) }) end
@@ -158,7 +161,7 @@ function handlers.forget(message)
   if not record then return end
   requests[message.req] = nil
   for _, stream in ipairs(record.streams) do stream:close(record.ended ~= nil) end
-  for _, out in ipairs(stage.outputs) do out:forget(record.req) end
+  for _, out in ipairs(record.outputs) do out:forget(record.req) end
 end
 
 function handlers.rpc(message)
@@ -192,7 +195,7 @@ end
 local function open_edges(message)
   for i, spec in ipairs(message.inputs) do stage.inputs[i] = edge.inbound(message.namespace, spec) end
   for i, spec in ipairs(message.outputs) do
-    stage.outputs[i] = edge.outbound(message.namespace, spec, function(req, why)
+    stage.outputs[i] = edge.writers(message.namespace, spec, function(req, why)
       local record = requests[req]
       if not record or record.ended then return end
       end_request(record, why)
