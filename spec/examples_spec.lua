@@ -149,3 +149,21 @@ describe("examples/python", function()
     end)
   end)
 end)
+
+describe("examples/logs", function()
+  it("counts a text of megabytes in four parts as coreutils do in one", function()
+    local request = records_of("examples/logs/requests.jsonl")[1]
+    if not uv.fs_stat(request.data) then return pending(request.data .. " is not installed") end
+    local p = run.host("examples/logs/pipeline.lua", "--input", "examples/logs/requests.jsonl")
+    assert.equal(0, p.code, p.stderr)
+    local counted = {}
+    for line in p.stdout:gmatch "[^\n]+" do counted[#counted + 1] = json.decode(line).data end
+    local expected = program.run {
+      command = { "sh", "-c", [[zcat -- "$0" | tr '[:upper:]' '[:lower:]' | tr -cs '[:alpha:]' '\n' | grep . | sort |
+        uniq -c | sort -k1,1nr -k2,2]], request.data },
+      env = { LC_ALL = "C" },
+    }
+    assert.is_true(#expected > 1e5)
+    assert.is_true(table.concat(counted) == expected)
+  end)
+end)
