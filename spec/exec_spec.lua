@@ -99,7 +99,7 @@ describe("a Python stage", function()
   it("goes on with a window of one and chunks beyond the budget", function()
     with_app({ { "a", "pass" }, { "py", python() }, { "c", "pass" } }, function(app)
       assert.equal(1000, #data_of(app:submit { data = "flood" }))
-    end, { window = 1, budget = 3 })
+    end, { window = 1, budget = 1 })
   end)
 
   it("does not hold up senders when it has read enough", function()
@@ -198,6 +198,21 @@ describe("a Python stage in a graph", function()
     assert.equal("EDEADLOCK", code)
     assert.truthy(err:find("the stages wait for each other: ", 1, true))
     assert.truthy(err:find("join waits for input (left -> join.left)", 1, true))
+  end)
+
+  it("has replicas, and writes to those of its reader", function()
+    local many = python()
+    many.replicas = 2
+    local p = omni.pipeline "replicas"
+    p:stage "a" { module = "spec.fixtures.words" }
+    p:stage "py" (many)
+    p:stage "b" { module = "spec.fixtures.pass", replicas = 3 }
+    p:connect("a", "py"):connect("py", "b")
+    local app = assert(p:start())
+    local requests = {}
+    for i = 1, 12 do requests[i] = app:submit { data = ("x y %d"):format(i), deadline = 20 } end
+    for i = 1, 12 do assert.same({ "x", "y", tostring(i) }, data_of(requests[i])) end
+    app:stop()
   end)
 
   it("reads and writes named ports", function()

@@ -39,10 +39,17 @@ def log(severity, message, **fields):
 class Edge:
     """An edge as init tells of it, and at its writing end what is stored and not consumed."""
 
-    def __init__(self, namespace, spec, port):
-        self.namespace, self.id, self.dir, self.port = namespace, spec["id"], spec["dir"], port
+    def __init__(self, namespace, spec, port, replica=0):
+        self.namespace, self.id, self.port, self.spec, self.others = namespace, spec["id"], port, spec, {}
+        self.dir = f'{spec["dir"][:-1]}{replica}' if replica else spec["dir"]  # the reader's
         self.window, self.budget = spec["window"], spec["budget"]
         self.lock, self.stored = threading.Lock(), defaultdict(list)
+
+    def to(self, replica):
+        """The same edge to another process of its reader; a request stays with one."""
+        if replica and replica not in self.others:
+            self.others[replica] = Edge(self.namespace, self.spec, self.port, replica)
+        return self.others[replica] if replica else self
 
     def key_of(self, req, number):
         return Key(self.namespace, self.dir, f"{req}_{self.id}_{number}")
@@ -81,7 +88,8 @@ class Request:
         self.stage, self.key, self.id, self.deadline = stage, message["req"], message["label"], message.get("deadline")
         self.ended, self.finished, self.waits, self.moved = None, False, None, time.monotonic()
         self.lock, self.event = threading.Lock(), threading.Event()
-        self.taken, self.sent = dict.fromkeys(stage.inputs, 0), dict.fromkeys(stage.outputs, 0)  # chunks so far
+        self.outputs = [edge.to(message.get("to", {}).get(edge.spec["to"])) for edge in stage.outputs]
+        self.taken, self.sent = dict.fromkeys(stage.inputs, 0), dict.fromkeys(self.outputs, 0)  # chunks so far
         self.read, self.edges = set(), []  # edges that have had their last chunk; those that are waited for now
 
     def __iter__(self):
@@ -142,7 +150,7 @@ class Request:
         kind, data = BYTES, words[-1].encode() if isinstance(words[-1], str) else words[-1]
         if not isinstance(data, bytes):
             kind, data = JSON, json.dumps(data, allow_nan=False).encode()
-        for edge in at_port(self.stage.outputs, words[0] if len(words) > 1 else None, "output"):
+        for edge in at_port(self.outputs, words[0] if len(words) > 1 else None, "output"):
             if not edge.room(self.key, len(data))[0]:
                 oldest, attempt = edge.stored[self.key][:1], lambda edge=edge: edge.room(self.key, len(data))
                 self.wait("credit", IN_DELETE, [edge], oldest, attempt)
@@ -212,7 +220,7 @@ class Stage:
     def on_forget(self, message):
         if request := self.requests.pop(message["req"], None):
             failed, _ = request.ended, request.end("ECLOSED: the request is over")
-            for edge in self.outputs:
+            for edge in request.outputs:
                 edge.forget(request.key)
             for edge in set(self.inputs) - request.read if failed else ():
                 for ahead in range(edge.window + 2):

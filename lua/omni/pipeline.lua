@@ -202,19 +202,6 @@ local function check_stages(self, problems)
   return stages, by_name
 end
 
--- A program writes to the folder that it was told at its start: it cannot choose among its reader's replicas.
-local function check_replicas(stages, edges, problems)
-  local definitions = {}
-  for _, stage in ipairs(stages) do definitions[stage.name] = stage end
-  for _, edge in ipairs(edges) do
-    local from, to = definitions[edge.from], definitions[edge.to]
-    if from and from.exec and to and to.replicas > 1 then
-      local text = 'edge "%s": a stage that reads from a program (exec) cannot have replicas, unless "%s" is inline'
-      problems:add(edge.origin, text:format(graph.show(edge), edge.from))
-    end
-  end
-end
-
 ---@class omni.topology plain data: what crosses to the orchestrator
 ---@field name string
 ---@field stages table[] sorted by name: {name, module, config, env, cwd, cpus, replicas, start_timeout}
@@ -231,7 +218,6 @@ function Pipeline:topology()
   end
   local stages, by_name = check_stages(self, problems)
   local edges = graph.edges(self.edges, by_name, problems)
-  check_replicas(stages, edges, problems)
   local order = graph.check(by_name, edges, problems, #problems == 0)
   problems.add = nil
   if #problems > 0 then return nil, problems end
