@@ -112,13 +112,17 @@ describe("a Python stage", function()
   end)
 
   it("sleeps while there is nothing to do", function()
-    with_app({ { "a", "pass" }, { "py", python() }, { "c", "pass" } }, function(app)
-      local hanging = app:submit { data = "hang" } -- its thread waits; the input's end waits in shared memory
-      assert.equal("hanging", next_data(hanging))
-      local pid = app:stats().workers.py
-      local before = sleeps(pid)
-      omni.sleep(0.2) -- a measurement, no order of events
-      assert.is_true(sleeps(pid) - before <= 2, sleeps(pid) - before .. " wakeups")
+    support.with_fifo(function(fifo, open)
+      with_app({ { "gate", support.gate_stage(fifo) }, { "py", python() }, { "c", "pass" } }, function(app)
+        local request = app:submit { data = "gate" }
+        assert.equal("waiting", next_data(request)) -- and now it waits for its next input
+        local pid = app:stats().workers.py
+        local before = sleeps(pid)
+        omni.sleep(0.2) -- a measurement, no order of events
+        assert.is_true(sleeps(pid) - before <= 4, sleeps(pid) - before .. " wakeups")
+        open()
+        assert.same({ "gate" }, data_of(request))
+      end)
     end)
   end)
 
@@ -131,6 +135,16 @@ describe("a Python stage", function()
       local err, code = failure_of(flood)
       assert.equal("EWORKER", code)
       assert.truthy(err:find('stage "py" died by signal SIGKILL', 1, true))
+      assert.is_true(emptied(app))
+    end, { window = 8 })
+  end)
+
+  it("removes what a reader that died has not read", function()
+    with_app({ { "py", python() }, { "mid", "pass" }, { "last", "pass" } }, function(app)
+      local flood = app:submit { data = "flood" }
+      assert.equal(0, next_data(flood))
+      uv.kill(app:stats().workers.mid, "sigkill")
+      assert.truthy(failure_of(flood):find('stage "mid" died by signal SIGKILL', 1, true))
       assert.is_true(emptied(app))
     end, { window = 8 })
   end)
