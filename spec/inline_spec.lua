@@ -51,6 +51,18 @@ describe("a shell stage", function()
     end, { window = 2 })
   end)
 
+  it("is not read on while much that it said waits", function()
+    with_app({ { "sh", shell() }, { "c", "pass" } }, function(app)
+      local wide = app:submit { data = "wide" }
+      next_data(wide)
+      local behind = app:submit { data = "behind" }
+      -- It would be answered at once if everything before it were taken into memory.
+      assert.equal("ETIMEDOUT", select(3, behind:next { timeout = 0.3 }))
+      assert.equal(199, #data_of(wide))
+      assert.same({ "behind" }, data_of(behind))
+    end, { window = 2 })
+  end)
+
   it("fails a request and goes on", function()
     with_app({ { "a", "pass" }, { "sh", shell() } }, function(app)
       local err, code = failure_of(app:submit { data = "fail" })
