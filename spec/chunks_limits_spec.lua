@@ -45,6 +45,18 @@ describe("chunk adapter", function()
       end)
     end
 
+    it("sees credit that came between the first look and the first wait", function()
+      local snd, rcv = pair { window = 1 }
+      snd:save_async("r", 1, false)
+      sent(snd, 1)
+      assert.is_false(snd:_credit "r") -- from now on consumption is noticed; nobody is there to be woken
+      rcv:load_async "r"
+      rcv:want("r", 1)
+      eventually(function() return snd:stats().outstanding == 0 end)
+      assert.is_true(snd:_credit_wait("r", 0, 20))
+      assert.is_true(snd:_credit "r")
+    end)
+
     it("stops a sender whose reader consumes nothing, and no other request", function()
       local snd, rcv = pair { window = 4 }
       rcv:load_async "slow"
