@@ -139,6 +139,17 @@ describe("a Python stage", function()
     end, { window = 8 })
   end)
 
+  it("that dies over a chunk is named itself, not the half of a chunk that it left", function()
+    for _, line in ipairs { { { "py", python() } }, { { "py", python() }, { "after", "pass" } } } do
+      with_app(line, function(app)
+        local err, code = failure_of(app:submit { data = "torn" })
+        assert.equal("EWORKER", code)
+        assert.truthy(err:find('stage "py" died by signal SIGKILL', 1, true))
+        assert.is_true(emptied(app))
+      end)
+    end
+  end)
+
   it("removes what a reader that died has not read", function()
     with_app({ { "py", python() }, { "mid", "pass" }, { "last", "pass" } }, function(app)
       local flood = app:submit { data = "flood" }

@@ -6,6 +6,7 @@ local replicas = require "omni.replicas"
 local restart = require "omni.restart"
 local uv = require "luv"
 
+local DEATH_GRACE = 0.3 -- seconds that a torn chunk waits for the report of a death
 local ABORT_GRACE = 1 -- seconds the stages may take to let go of a request before the user is told that they did not
 
 local HANG_GRACES = 2 -- so many of these after a deadline a stage that has not let go is killed
@@ -106,6 +107,14 @@ local function maybe_complete(self, record)
   if record.state == "running" and record.unread == 0 and not next(record.running) then finish(self, record) end
 end
 
+-- A chunk that is not whole means that its writer died over it: that is the cause, and known in a moment.
+local function fail(self, record, code, message, traceback)
+  if code ~= "ECORRUPT" then return finish(self, record, code, message, traceback) end
+  if record.timers.torn then return end
+  record.timers.torn = uv.new_timer()
+  record.timers.torn:start(DEATH_GRACE * 1000, 0, function() finish(self, record, code, message, traceback) end)
+end
+
 -- Passes what arrived on a last edge on to the front, in one message.
 local function on_output(self, record, outlet, stream)
   local items, base = {}, record.count[outlet] or 0
@@ -113,7 +122,7 @@ local function on_output(self, record, outlet, stream)
     items[#items + 1] = { data = item.data, finished = item.finished or nil }
     if item.finished then record.unread = record.unread - 1 end
   end
-  if stream.error then return finish(self, record, stream.error:match "^(E%w+):" or "ESTAGE", stream.error) end
+  if stream.error then return fail(self, record, stream.error:match "^(E%w+):" or "ESTAGE", stream.error) end
   if #items == 0 or record.state ~= "running" then return end
   if base == 0 then note(record, "first chunk", stream.inbound.spec.from) end
   record.count[outlet] = base + #items
@@ -260,7 +269,7 @@ function messages:failed(stage, message)
   local record = self.requests[message.req]
   if not record or record.on[stage.name] ~= stage or record.state ~= "running" then return end
   local text = ('%s: stage "%s" failed: %s'):format(message.code, stage.name, (message.error:gsub("^E%w+: ", "")))
-  finish(self, record, message.code, text, message.traceback)
+  fail(self, record, message.code, text, message.traceback)
 end
 
 function messages:ended(stage, message)
