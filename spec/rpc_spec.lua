@@ -26,11 +26,13 @@ describe("a question to a stage", function()
   end)
 
   it("may be answered by nothing", function()
-    with_stage(ASKED, function(app)
-      local value, err = app:rpc("talker", "nothing")
-      assert.is_nil(value)
-      assert.is_nil(err)
-    end)
+    for _, definition in ipairs { ASKED, PYTHON } do
+      with_stage(definition, function(app)
+        local value, err = app:rpc("talker", "nothing")
+        assert.is_nil(value)
+        assert.is_nil(err)
+      end)
+    end
   end)
 
   it("is put to all, and each answer or failure named", function()
