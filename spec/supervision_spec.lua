@@ -33,8 +33,9 @@ describe("a stage whose process has died", function()
         p:stage "gate" (support.gate_stage(fifo))
         p:connect("first", "gate")
       end, function(app)
-        local beyond = app:submit { data = "gate" } -- past the first stage
+        local beyond = app:submit { data = "gate" }
         assert.equal("waiting", next_data(beyond))
+        assert.same({ 0 }, data_of(app:submit { data = 0 })) -- the first stage has let go of the other one before
         local pid = app:stats().workers.first
         uv.kill(pid, "sigkill")
         assert.is_true(support.await_end(pid))

@@ -2,7 +2,7 @@
 --- through two sinks and holds no process, file or segment itself.
 
 local check = require "omni.check"
-local metrics = require "omni.metrics"
+local meters = require "omni.meters"
 local json = require "omni.json"
 local omni = require "omni"
 local router = require "omni.router"
@@ -88,8 +88,16 @@ end
 
 function events.stage(self, stage, what, detail)
   self.down[stage] = what == "down" and detail or nil
-  if what ~= "restarted" then return end
-  self.pids[stage], self.restarts[stage] = detail, (self.restarts[stage] or 0) + 1
+  if what == "removed" then self.pids[stage] = nil end
+  if what == "added" or what == "restarted" then self.pids[stage] = detail end
+  if what == "restarted" then self.restarts[stage] = (self.restarts[stage] or 0) + 1 end
+end
+
+function events.scaled(self, id, why)
+  local job = self.scaling[id]
+  self.scaling[id] = nil
+  job.answered, job.error = true, why or nil
+  wake(job, "waiters")
 end
 
 local function fail_all(self, message, code)
@@ -123,19 +131,6 @@ local function pump(self)
   wake(self, "stoppers")
 end
 
-local function new_meters(name, namespace)
-  local labels = { pipeline = name, instance = namespace }
-  local function ended(outcome)
-    return metrics.counter("omni_requests_total", { pipeline = name, instance = namespace, outcome = outcome })
-  end
-  return {
-    submitted = metrics.counter("omni_requests_submitted_total", labels),
-    done = ended "done", failed = ended "failed", aborted = ended "aborted",
-    chunks = metrics.counter("omni_output_chunks_total", labels),
-    first_chunk = metrics.histogram("omni_first_chunk_microseconds", labels),
-  }
-end
-
 --- Starts the processes of a topology; returns when all stages are ready. Suspends.
 ---@param topology omni.topology
 ---@return omni.app|nil app
@@ -156,7 +151,8 @@ function app.start(topology)
   local self = setmetatable({
     name = topology.name, outputs = outputs, inbox = inbox, thread = thread, namespace = message[2], pids = message[3],
     router = questions, next_call = 0,
-    down = {}, restarts = {}, requests = {}, aborting = {}, next_id = 0, meters = new_meters(topology.name, message[2]),
+    order = topology.order, scaling = {},
+    down = {}, restarts = {}, requests = {}, aborting = {}, next_id = 0, meters = meters.new(topology.name, message[2]),
   }, App)
   live[self] = true
   omni.spawn(pump, self)
@@ -276,13 +272,18 @@ local RPC = {
   },
 }
 
+local function check_stage(self, stage, where)
+  check.argument(stage, "string", where .. ": the stage's name")
+  for _, name in ipairs(self.order) do
+    if name == stage then return end
+  end
+  check.misuse(('%s: there is no stage "%s"%s'):format(where, stage, check.hint(stage, self.order)))
+end
+
 -- Raises where a question cannot be asked at all.
 local function check_question(self, stage, method, args)
-  check.argument(stage, "string", "app:rpc: the stage's name")
+  check_stage(self, stage, "app:rpc")
   check.argument(method, "string", "app:rpc: the method's name")
-  if not self.pids[stage] then
-    check.misuse(('app:rpc: there is no stage "%s"%s'):format(stage, check.hint(stage, check.sorted_keys(self.pids))))
-  end
   local ok, why = json.encode { args = args }
   if not ok then check.misuse("app:rpc: the arguments cannot cross to the stage: " .. why) end
 end
@@ -313,6 +314,31 @@ function App:rpc(stage, method, args, options)
   end, options.replica == "all" and timeout + ON_THE_WAY or timeout)
   if code == "ETIMEDOUT" then err = rpc.no_answer(stage, method, timeout) end
   return value, err, code
+end
+
+local function valid_number(n)
+  return type(n) == "number" and n % 1 == 0 and n >= 1 and n <= 64
+end
+
+--- Gives a stage more or fewer processes. Suspends until new ones are ready. Those that are too many are given no more
+--- requests and end when those that they hold have; no request is lost.
+---@param stage string
+---@param n integer 1 to 64
+---@return true|nil ok
+---@return string? error
+---@return string? code
+function App:scale(stage, n)
+  check_stage(self, stage, "app:scale")
+  if not valid_number(n) then check.misuse("app:scale: a stage has 1 to 64 processes, not " .. tostring(n)) end
+  self.next_call = self.next_call + 1
+  local id, job = self.next_call, {}
+  self.scaling[id] = job
+  local ok, why, code = self.inbox:put { type = "scale", id = id, stage = stage, replicas = n }
+  if not ok then return nil, why, code end
+  while not job.answered and not self.pumped do wait(self, job, "waiters", "app:scale") end
+  if not job.answered then return nil, "ECLOSED: the pipeline was stopped", "ECLOSED" end
+  if job.error then return nil, job.error, job.error:match "^(E%w+):" end
+  return true
 end
 
 -- Chunks that nobody reads must not keep the drain waiting: from now on they are kept here and credit is given at once.

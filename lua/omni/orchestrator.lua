@@ -17,6 +17,7 @@ local replicas = require "omni.replicas"
 local requests = require "omni.requests"
 local restart = require "omni.restart"
 local rpc = require "omni.rpc"
+local scale = require "omni.scale"
 local sched = require "omni.native.sched"
 local supervisor = require "omni.supervisor"
 local uv = require "luv"
@@ -40,7 +41,7 @@ Stage.__index = Stage
 function Stage:send(message) self.worker:send(message) end
 
 function Stage:start_failed(text, traceback)
-  if self.state ~= "starting" or self.deaths > 0 then return end
+  if self.state ~= "starting" or self.deaths > 0 or self.job then return end
   self.state, self.failure, self.traceback = "broken", ('ESTAGE: stage "%s" %s'):format(self.name, text), traceback
   self.wake()
 end
@@ -50,12 +51,19 @@ local function on_death(self, stage, report)
   if self.closing then return end
   report = stage.broken or report
   stage:start_failed(report)
-  log.error("stage process ended", { stage = stage.name, pid = stage.worker.pid, how = report })
+  local tell = stage.stopped and log.info or log.error
+  tell("stage process ended", { stage = stage.name, pid = stage.worker.pid, how = report })
   if not self.opened then return end
   requests.stage_died(self, stage, report)
-  restart.died(self, stage, report)
-  requests.admit(self)
   rpc.stage_died(self, stage, report)
+  if stage.retiring then
+    scale.gone(self, stage)
+  elseif stage.job then
+    scale.failed(self, stage, report)
+  else
+    restart.died(self, stage, report)
+  end
+  requests.admit(self)
 end
 
 -- What workers say of themselves; what they say of requests is the requests' part, what they wait for is deadlock's.
@@ -81,6 +89,7 @@ function messages:ready(stage)
     return stage.wake()
   end
   restart.ready(self, stage)
+  scale.ready(self, stage)
   requests.admit(self)
 end
 
@@ -110,14 +119,13 @@ end
 local function new_stage(self, definition, replica)
   local stage = setmetatable({
     name = definition.name, label = replicas.label(definition.name, replica), replica = replica, outstanding = 0,
+    holding = 0,
     definition = definition, state = "starting", deaths = 0, generation = 0,
     asked = {},
   }, Stage)
   stage.wake = function() if self.start_ticket then sched.unpark(self.start_ticket) end end
-  local ok, why = spawn(self, stage)
-  if not ok then return nil, why end
   table.insert(self.stages[definition.name], stage)
-  return true
+  return stage
 end
 
 -- What an edge's ends must know: its number and limits, and the folder that its reader watches.
@@ -222,8 +230,12 @@ local function open(self)
   for _, definition in ipairs(self.topology.stages) do
     self.names[#self.names + 1], self.stages[definition.name] = definition.name, {}
     for replica = 0, definition.replicas - 1 do
-      local made, failure = new_stage(self, definition, replica)
-      if not made then return nil, failure end
+      local stage = new_stage(self, definition, replica)
+      local started, failure = spawn(self, stage)
+      if not started then
+        table.remove(self.stages[definition.name]) -- there is no process to end
+        return nil, failure
+      end
     end
   end
   local ready, failure, traceback = await_ready(self)
@@ -289,6 +301,7 @@ return function(topology, inbox, outputs, router)
     topology = topology, outputs = outputs, stages = {}, names = {}, edges = {}, inputs = {}, outlets = {},
     requests = {}, admission = admission.new(topology.max_requests, topology.queue),
     router = router, asked = 0, picks = {}, spawn = function(stage) return spawn(self, stage) end,
+    add = function(definition, replica) return new_stage(self, definition, replica) end,
   }, Orchestrator)
   local ok, failure = xpcall(run, debug.traceback, self, inbox)
   if ok then return end

@@ -25,7 +25,7 @@ end
 ---@param stage omni.orchestrator.stage
 ---@return boolean
 function replicas.usable(stage)
-  return stage.state == "ready" and stage.worker.alive
+  return stage.state == "ready" and stage.worker.alive and not stage.retiring
 end
 
 -- The usual choice: the least outstanding work, the first where there is as little in several.
@@ -95,7 +95,7 @@ function replicas.assign(self, record)
   end
   for name, stage in pairs(on) do
     record.on[name], record.generations[name] = stage, stage.generation
-    stage.outstanding = stage.outstanding + 1
+    stage.outstanding, stage.holding = stage.outstanding + 1, stage.holding + 1
   end
   return true
 end

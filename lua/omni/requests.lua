@@ -4,6 +4,7 @@
 local omni = require "omni"
 local replicas = require "omni.replicas"
 local restart = require "omni.restart"
+local scale = require "omni.scale"
 local uv = require "luv"
 
 local DEATH_GRACE = 0.3 -- seconds that a torn chunk waits for the report of a death
@@ -43,6 +44,7 @@ local function release(self, record)
     each_holder(self, record, function(stage) stage:send { type = "forget", req = record.id } end)
     for _, out in ipairs(record.inputs) do out:forget(record.id) end
     for name in pairs(record.on) do replicas.let_go(record, name) end
+    scale.released(self, record)
   end
   for _, stream in ipairs(record.streams) do stream:close(record.failure ~= nil) end
   for _, timer in pairs(record.timers) do timer:close() end
@@ -245,6 +247,7 @@ function commands:stop(message)
     end
   end
 end
+commands.scale = scale.command
 requests.commands = commands
 
 -- ---- what stages say; for requests that have ended all are no-ops ----

@@ -23,7 +23,10 @@ local function later(self, stage, seconds, fn)
   end)
 end
 
-local function start(self, stage)
+--- Starts a process for a stage that has none.
+---@param self omni.orchestrator
+---@param stage omni.orchestrator.stage
+function restart.start(self, stage)
   stage.state = "starting"
   local ok, why = self.spawn(stage)
   if not ok then return restart.died(self, stage, why) end
@@ -56,7 +59,7 @@ function restart.died(self, stage, report)
     pause = math.min(FIRST * 2 ^ (stage.deaths - 1), LONGEST)
     stage.state = "waiting"
   end
-  later(self, stage, pause, function() start(self, stage) end)
+  later(self, stage, pause, function() restart.start(self, stage) end)
 end
 
 --- A stage's new process is ready.
@@ -65,8 +68,10 @@ end
 function restart.ready(self, stage)
   stage.timer:stop()
   stage.state = "ready"
-  log.warn("stage runs again", { stage = stage.name, pid = stage.worker.pid, deaths = stage.deaths })
-  self.outputs:put { "stage", stage.label, "restarted", stage.worker.pid }
+  if stage.deaths > 0 then
+    log.warn("stage runs again", { stage = stage.name, pid = stage.worker.pid, deaths = stage.deaths })
+  end
+  self.outputs:put { "stage", stage.label, stage.deaths > 0 and "restarted" or "added", stage.worker.pid }
 end
 
 --- A stage has finished a request: it works.
@@ -78,6 +83,7 @@ end
 -- What one process of a stage can do: take requests, soon perhaps, or not.
 local function ability(stage)
   if replicas.usable(stage) then return "ready" end
+  if stage.retiring then return "down" end
   -- A half-open stage that starts has not shown yet that it works.
   local half_open = stage.state == "starting" and stage.deaths > stage.definition.max_restarts
   return (stage.state == "down" or half_open) and "down" or "hold"
