@@ -160,6 +160,20 @@ describe("omnihost", function()
     assert.matches("%(command line%):7: waits in sink:get_batch", p.stderr)
   end)
 
+  it("names waits on a router that nobody else holds, however many they are", function()
+    local p = run.code(table.concat({
+      "local omni = require 'omni'",
+      "local r = omni.router.new()",
+      "for i = 1, 2 do omni.spawn(function()",
+      "  r:register(i):wait()",
+      "end) end",
+      "r:call('k', print)",
+    }, "\n"))
+    assert.equal(1, p.code)
+    assert.matches("%(command line%):4: waits in router:call.*%(command line%):4: waits in router:call", p.stderr)
+    assert.matches("%(command line%):6: waits in router:call", p.stderr)
+  end)
+
   it("ends with 130 and 143 on the first SIGINT and SIGTERM of a plain script, nothing left", function()
     for signal, code in pairs { sigint = 130, sigterm = 143 } do
       local p = run.start { run.omnihost, "-e", "print 'up' io.stdout:flush() require('omni').sleep(1000)" }

@@ -280,6 +280,48 @@ describe("router", function()
     requests:close()
   end)
 
+  it("leaves the next caller of a key alone when the send of an answered call fails", function()
+    local go, failure = omni.sink.new(), nil
+    local task = omni.spawn(function()
+      local _, err = pcall(r.call, r, "k", function() go:get_batch() error("late", 0) end, 5)
+      failure = err
+    end)
+    omni.sleep(0)
+    go:put(1) -- its send goes on before the answer wakes the call
+    assert.is_true(r:deliver("k", "first"))
+    local waiter = assert(r:register "k")
+    omni.sleep(0.02)
+    assert.equal("late", failure)
+    assert.is_true(r:deliver("k", "second"))
+    assert.equal("second", waiter:wait(0))
+    assert.equal(0, r:stats().late_results)
+    assert.is_truthy(task)
+    go:close()
+  end)
+
+  it("counts nothing as late when a send delivers and then fails", function()
+    local ok, err = pcall(r.call, r, "k", function() r:deliver("k", 1) error("after it", 0) end, 5)
+    assert.is_false(ok)
+    assert.equal("after it", err)
+    assert.equal(0, r:stats().late_results)
+  end)
+
+  it("lets a thread wait for what only its parent can deliver, though it dropped the router", function()
+    local ready = omni.sink.new()
+    local thread = omni.thread(function(router, out)
+      local waiter = router:register "k"
+      router = nil -- luacheck: ignore
+      collectgarbage() collectgarbage()
+      out:put(1)
+      return (waiter:wait())
+    end, r, ready)
+    ready:get_batch { timeout = 30 }
+    omni.sleep(0.02)
+    r:deliver("k", "there")
+    assert.equal("there", thread:join())
+    ready:close()
+  end)
+
   it("says what is wrong with its arguments", function()
     assert.has_error(function() r:call("k", 1) end)
     assert.has_error(function() r:call("k", print, -1) end)

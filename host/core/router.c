@@ -12,6 +12,8 @@
 /* Who has the waiter. IDLE: the caller runs; ASLEEP: it has suspended and wants the bell; DONE: the result is there. */
 enum { IDLE, ASLEEP, DONE };
 
+#define WAITING (UINT64_C(1) << 32 | 1) /* what a waiter's reference adds to router.refs */
+
 #define INLINE 48 /* bytes of a key and of an answer that need no memory of their own */
 
 /* Bytes that are replaced again and again. */
@@ -37,7 +39,7 @@ struct omni_waiter {
 };
 
 struct omni_router {
-  atomic_uint refs;
+  atomic_uint_fast64_t refs; /* all of them, and from bit 32 on those of who waits: read as one */
   omni_mutex mutex; /* protects what follows; nothing is called under it */
   omni_table table;
   omni_blob *fatal;
@@ -160,8 +162,7 @@ omni_router *omni_router_ref(omni_router *router) {
   return router;
 }
 
-void omni_router_unref(omni_router *router) {
-  if (router == NULL || atomic_fetch_sub_explicit(&router->refs, 1, memory_order_acq_rel) != 1) return;
+static void router_free(omni_router *router) {
   for (omni_node *node = omni_table_each(&router->table, NULL); node != NULL;) {
     omni_node *next = omni_table_each(&router->table, node);
     omni_waiter_unref(omni_container(node, omni_waiter, node));
@@ -176,7 +177,27 @@ void omni_router_unref(omni_router *router) {
   free(router);
 }
 
-unsigned omni_router_others(omni_router *router) { return atomic_load(&router->refs) - 1; }
+static void drop(omni_router *router, uint64_t references) {
+  if (atomic_fetch_sub_explicit(&router->refs, references, memory_order_acq_rel) == references) router_free(router);
+}
+
+void omni_router_unref(omni_router *router) {
+  if (router != NULL) drop(router, 1);
+}
+
+omni_router *omni_router_ref_waiting(omni_router *router) {
+  atomic_fetch_add_explicit(&router->refs, WAITING, memory_order_relaxed);
+  return router;
+}
+
+void omni_router_unref_waiting(omni_router *router) {
+  if (router != NULL) drop(router, WAITING);
+}
+
+unsigned omni_router_others(omni_router *router) {
+  uint64_t refs = atomic_load(&router->refs);
+  return (unsigned)(refs & UINT32_MAX) - (unsigned)(refs >> 32) - 1;
+}
 
 /* Under the lock. */
 static omni_waiter *find(omni_router *router, const void *key, size_t len, uint64_t hash) {
@@ -256,6 +277,23 @@ bool omni_router_unregister(omni_router *router, omni_waiter *waiter) {
   if (mine) take_out(router, waiter);
   omni_mutex_unlock(&router->mutex);
   if (mine) omni_waiter_unref(waiter);
+  return mine;
+}
+
+bool omni_router_fail_waiter(omni_router *router, omni_waiter *waiter, const omni_answer *answer) {
+  unsigned char *memory;
+  (void)memory_for(answer->len, &memory); /* where it is short, so is the text */
+  omni_mutex_lock(&router->mutex);
+  bool mine = waiter->registered;
+  if (mine) {
+    take_out(router, waiter);
+    omni_metric_set(router->delivered, (int64_t)++router->delivered_count);
+  }
+  omni_mutex_unlock(&router->mutex);
+  if (mine)
+    publish(waiter, answer, memory);
+  else
+    free(memory);
   return mine;
 }
 

@@ -27,7 +27,10 @@ typedef struct omni_router_stats {
 omni_router *omni_router_new(void);
 omni_router *omni_router_ref(omni_router *router);
 void omni_router_unref(omni_router *router);
-/* References beside this one. */
+/* References of those who wait: each in addition to the reference that whoever uses the router has. */
+omni_router *omni_router_ref_waiting(omni_router *router);
+void omni_router_unref_waiting(omni_router *router);
+/* References beside this one, without those of who waits. */
 unsigned omni_router_others(omni_router *router);
 
 /* Enters a waiter, which must be idle, for a key (compared as bytes). EEXIST: the key has a live one. ECANCELED:
@@ -48,6 +51,9 @@ omni_err omni_router_deliver(omni_router *router, const void *key, size_t len, c
 
 /* Takes this waiter, and only this one, out of the table; false if it is not in it. */
 bool omni_router_unregister(omni_router *router, omni_waiter *waiter);
+
+/* Fails this waiter, and only this one; false where it is not in the table: its answer is there or on its way. */
+bool omni_router_fail_waiter(omni_router *router, omni_waiter *waiter, const omni_answer *answer);
 
 /* Every waiter fails with this error now, and every later register fails. The first error stays. */
 void omni_router_fail_all(omni_router *router, omni_blob *error);

@@ -80,7 +80,7 @@ static int router_new(lua_State *L) {
 
 /* The router that a waiter is in or was in; kept by the waiter's handle until the answer is taken. */
 static void forget_router(vm_handle *handle) {
-  omni_router_unref(handle->extra);
+  omni_router_unref_waiting(handle->extra);
   handle->extra = NULL;
 }
 
@@ -124,7 +124,7 @@ static int router_enter(lua_State *L) {
   }
   omni_err err = omni_router_register(router, waiter, key.data, key.len);
   if (err != OMNI_OK) return refused(L, router, err);
-  handle->extra = omni_router_ref(router);
+  handle->extra = omni_router_ref_waiting(router);
   lua_pushboolean(L, 1);
   return 1;
 }
@@ -209,10 +209,21 @@ static int waiter_wait(lua_State *L) {
   return vm_park(L, "router:call", timeout, 1);
 }
 
-/* __hope: somebody outside of this state holds the router. The waiter's own reference is one of those counted. */
+/* _fail(text) -> boolean: an error for this waiter and no other; false where its answer is there or on its way. */
+static int waiter_fail(lua_State *L) {
+  vm_handle *handle = check_waiter(L, 1);
+  vm_bytes bytes;
+  luaL_checkstring(L, 2);
+  (void)vm_encode_bytes(L, 2, &bytes); /* a string can always cross */
+  omni_answer answer = {true, bytes.tag, bytes.data, bytes.len};
+  lua_pushboolean(L, handle->extra != NULL && omni_router_fail_waiter(handle->extra, handle->object, &answer));
+  return 1;
+}
+
+/* __hope: somebody outside of this state holds the router. This state holds it too, for the Lua half keeps it. */
 static int waiter_hope(lua_State *L) {
   vm_handle *handle = vm_handle_check(L, 1, &waiter_class);
-  lua_pushboolean(L, handle->extra != NULL && omni_router_others(handle->extra) > 1);
+  lua_pushboolean(L, handle->extra != NULL && omni_router_others(handle->extra) > 0);
   return 1;
 }
 
@@ -235,6 +246,7 @@ static const luaL_Reg router_methods[] = {{"_enter", router_enter},
                                           {NULL, NULL}};
 static const luaL_Reg waiter_methods[] = {{"_take", waiter_take},
                                           {"_wait", waiter_wait},
+                                          {"_fail", waiter_fail},
                                           {"_release", waiter_release},
                                           {"__hope", waiter_hope},
                                           {NULL, NULL}};

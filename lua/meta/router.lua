@@ -64,5 +64,10 @@ function Waiter:_take() end
 ---@return boolean woken false on timeout
 function Waiter:_wait(timeout) end
 
+--- Fails this waiter, and no other that has its key by now.
+---@param text string
+---@return boolean found false: its answer is there or on its way
+function Waiter:_fail(text) end
+
 --- Off its key, and no more.
 function Waiter:_release() end

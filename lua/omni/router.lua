@@ -59,6 +59,9 @@ function Router:close() self:_fail_all "ECLOSED: the router is closed" end
 -- Why _enter failed; a latched error has its code in its text.
 local function refused(err, code) return nil, err, code or select(2, coded(err)) end
 
+-- The routers of waiters: whoever waits holds the router, so that it is known whether somebody else does as well.
+local router_of = setmetatable({}, { __mode = "k" })
+
 --- A waiter for the key, which only one can have.
 ---@param key omni.RouterKey
 ---@return omni.Waiter? waiter
@@ -67,7 +70,10 @@ local function refused(err, code) return nil, err, code or select(2, coded(err))
 function Router:register(key)
   local waiter = native.waiter()
   local ok, err, code = self:_enter(key, waiter)
-  if ok then return waiter end
+  if ok then
+    router_of[waiter] = self
+    return waiter
+  end
   return refused(err, code)
 end
 
@@ -133,7 +139,8 @@ local function guard(call)
     return
   end
   call.failure = { err }
-  call.router:_fail(call.key, "ERUN: send failed")
+  -- By the waiter and not by the key, which is somebody else's where an answer came before.
+  call.waiter:_fail "ERUN: send failed"
 end
 
 local function finish(call, ...)
