@@ -1,5 +1,6 @@
 local omni = require "omni"
 local run = require "spec.support.run"
+local sys = require "omni.testing.sys"
 local uv = require "luv"
 
 local function lines(text)
@@ -172,6 +173,17 @@ describe("omnihost", function()
     assert.equal(1, p.code)
     assert.matches("%(command line%):4: waits in router:call.*%(command line%):4: waits in router:call", p.stderr)
     assert.matches("%(command line%):6: waits in router:call", p.stderr)
+  end)
+
+  it("tells who joins a thread that no state could be opened for it", function()
+    if not sys.enabled then return pending "a test build is needed" end
+    local rule = sys.rule { op = "EVENTFD", errno = "EMFILE" }
+    local thread = omni.thread(function() return 42 end)
+    local value, err, code = thread:join(10)
+    rule:remove()
+    assert.is_nil(value)
+    assert.equal("ERUN", code)
+    assert.matches("no state can be opened", err)
   end)
 
   it("ends with 130 and 143 on the first SIGINT and SIGTERM of a plain script, nothing left", function()

@@ -115,6 +115,8 @@ static void *thread_main(void *arg) {
     if (code != 0 && child->ok) vm_child_finish(child, false, NULL);
     set_inbox(child, NULL);
     vm_state_close(S);
+  } else {
+    vm_child_finish(child, false, vm_encode_text("no state can be opened: memory or descriptors are short"));
   }
   tell_parent(child);
   return NULL;

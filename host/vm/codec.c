@@ -75,6 +75,12 @@ omni_blob *vm_encode(lua_State *L, int idx) {
   return blob;
 }
 
+omni_blob *vm_encode_text(const char *text) {
+  omni_blob *blob = omni_blob_new(text, strlen(text));
+  if (blob != NULL) blob->tag = TAG_STRING;
+  return blob;
+}
+
 void vm_decode_bytes(lua_State *L, uint32_t tag, const void *data, size_t len) {
   lua_Number number;
   switch (tag) {

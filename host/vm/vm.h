@@ -97,6 +97,9 @@ int vm_misuse(lua_State *L, const char *fmt, ...) __attribute__((format(printf, 
  * error message on the stack when it cannot cross. */
 omni_blob *vm_encode(lua_State *L, int idx);
 
+/* A text as vm_encode gives a string, without a state; NULL when out of memory. */
+omni_blob *vm_encode_text(const char *text);
+
 /* Pushes the value; raises on corrupt bytes or no memory. */
 void vm_decode(lua_State *L, const omni_blob *blob);
 
