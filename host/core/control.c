@@ -2,10 +2,8 @@
 
 #include "core/sys.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define READ_SIZE ((size_t)64 << 10)
 
@@ -69,7 +67,7 @@ static void *control_main(void *arg) {
   while (ready < 0);
   if (ready == 0) {
     /* The host is gone and Lua has not unwound: nothing of this group may outlive it. */
-    kill(0, SIGKILL);
+    omni_sys_kill(0, SIGKILL);
     _exit(137);
   }
   return NULL;

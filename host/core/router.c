@@ -40,7 +40,7 @@ struct omni_waiter {
 
 struct omni_router {
   atomic_uint_fast64_t refs; /* all of them, and from bit 32 on those of who waits: read as one */
-  omni_mutex mutex; /* protects what follows; nothing is called under it */
+  omni_mutex mutex;          /* protects what follows; nothing is called under it */
   omni_table table;
   omni_blob *fatal;
   uint64_t registered_count, delivered_count, late_count;

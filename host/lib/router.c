@@ -244,12 +244,8 @@ static const luaL_Reg router_methods[] = {{"_enter", router_enter},
                                           {"_fail", router_fail},
                                           {"_fail_all", router_fail_all},
                                           {NULL, NULL}};
-static const luaL_Reg waiter_methods[] = {{"_take", waiter_take},
-                                          {"_wait", waiter_wait},
-                                          {"_fail", waiter_fail},
-                                          {"_release", waiter_release},
-                                          {"__hope", waiter_hope},
-                                          {NULL, NULL}};
+static const luaL_Reg waiter_methods[] = {{"_take", waiter_take},       {"_wait", waiter_wait},  {"_fail", waiter_fail},
+                                          {"_release", waiter_release}, {"__hope", waiter_hope}, {NULL, NULL}};
 
 static const vm_class router_class = {"omni.router", ref_router, unref_router, router_methods};
 static const vm_class waiter_class = {"omni.router.waiter", NULL, unref_waiter, waiter_methods};
