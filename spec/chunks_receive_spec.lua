@@ -124,6 +124,21 @@ describe("chunk adapter", function()
       adapter:stop()
     end
 
+    it("tells the first who waits of a stop that came just before", function()
+      local rcv = new { src_stage_id = "0" }
+      local methods = require("omni.native.chunks").methods
+      local stopped = methods._stopped
+      methods._stopped = function(self)
+        local was = stopped(self)
+        self:stop() -- as another thread would, between the look and the first wait
+        return was
+      end
+      local ok, err, code = rcv:wait { timeout = 5 }
+      methods._stopped = stopped
+      assert.is_nil(ok)
+      assert.equal("ECLOSED", code, err)
+    end)
+
     it("is prompt while SAVE and RECV sleep", function()
       local snd, rcv = pair()
       rcv:load_async "r"

@@ -197,8 +197,8 @@ omni_err omni_chunks_bind(omni_chunks *a, omni_inbox *inbox, void (*woken)(void 
   a->inbox = omni_inbox_ref(inbox);
   a->woken = woken;
   a->arg = arg;
-  bool due = a->ready != NULL;
-  a->notified = due;
+  bool due = a->ready != NULL || a->stopped; /* what came before rang nobody, nor did the stop */
+  a->notified = a->ready != NULL;
   omni_mutex_unlock(&a->lock);
   if (due) chunk_wake(a);
   return OMNI_OK;
