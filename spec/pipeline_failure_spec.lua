@@ -1,5 +1,6 @@
 local omni = require "omni"
 local support = require "spec.support.pipeline"
+local sys = require "omni.testing.sys"
 local uv = require "luv"
 
 local await_end = support.await_end
@@ -18,6 +19,17 @@ describe("a request that fails", function()
       local ok, err = pcall(data_of, app:submit { data = "error" })
       assert.is_false(ok)
       assert.truthy(err:find 'ESTAGE: stage "a" failed: .*trouble.lua:3: no idea what error is')
+    end)
+  end)
+
+  it("is told at once when its chunks cannot be watched for", function()
+    if not sys.enabled then return pending "a test build is needed" end
+    with_app({ { "a", "pass" } }, function(app)
+      local rule = sys.rule { op = "THREAD", match = "omni-recv", errno = "ENOMEM" }
+      local err, code = failure_of(app:submit { data = "x", deadline = 2 })
+      rule:remove()
+      assert.equal("ENOMEM", code, err)
+      assert.same({ "y" }, data_of(app:submit { data = "y" }))
     end)
   end)
 

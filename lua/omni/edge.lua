@@ -53,7 +53,8 @@ function Inbound:open(req)
     inbound = self, req = req, queue = {}, first = 1, last = 0, tickets = {}, ahead = 0, used = 0, taken = 0,
   }, Stream)
   self.streams[req] = stream
-  self.adapter:load_async(req)
+  local ok, why = self.adapter:load_async(req)
+  if not ok then stream:fail(why) end -- whoever reads is told
   return stream
 end
 

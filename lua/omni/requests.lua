@@ -138,7 +138,9 @@ local function open_streams(self, record)
     local stream = inbound:open(record.id)
     stream.on_items = function() on_output(self, record, i, stream) end
     record.streams[i] = stream
+    if stream.error then return nil, stream.error end
   end
+  return true
 end
 
 local function start_deadline(self, record, seconds)
@@ -177,7 +179,8 @@ local function begin(self, record)
   if not assigned then return finish(self, record, "ESTAGE", problem) end
   local data, label, to = record.data, record.label, replicas.readers(record)
   record.data = nil
-  open_streams(self, record)
+  local opened, broken = open_streams(self, record)
+  if not opened then return finish(self, record, broken:match "^(E%w+):" or "ESTAGE", broken) end
   for _, name in ipairs(self.names) do
     record.running[name] = true
     record.on[name]:send { type = "start", req = record.id, label = label, deadline = record.deadline, to = to }
