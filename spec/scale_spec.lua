@@ -1,4 +1,5 @@
 local omni = require "omni"
+local scale = require "omni.scale"
 local support = require "spec.support.pipeline"
 local uv = require "luv"
 
@@ -134,6 +135,56 @@ describe("scaling a stage", function()
       assert.is_true(app:scale("a", 2))
     end)
     os.remove(flag)
+  end)
+
+  it("tells why a new process cannot even be made, and stops in order", function()
+    local dir = assert(uv.fs_mkdtemp "/tmp/omnihost-spec-XXXXXX")
+    local stage = inline("for x in input do emit(x) end")
+    stage.cwd = dir
+    with_pipeline(function(p) p:stage "a" (stage) end, function(app)
+      assert(uv.fs_rmdir(dir))
+      local ok, err, code = app:scale("a", 2)
+      assert.is_nil(ok)
+      assert.equal("ESTAGE", code)
+      assert.matches('^ESTAGE: stage "a" could not be started: ENOENT', err)
+      assert.same({ 1 }, data_of(app:submit { data = 1 }))
+    end)
+  end)
+
+  it("adds no process while one that it needs is just ending", function()
+    local put, added = {}, 0
+    local first = { name = "a", replica = 0, state = "ready", holding = 0, definition = {} }
+    local ending = { name = "a", replica = 2, state = "ready", holding = 0, retiring = true, stopped = true }
+    scale.command({
+      stages = { a = { first, ending } }, edges = {}, add = function() added = added + 1 end,
+      outputs = { put = function(_, message) put[#put + 1] = message end },
+    }, { id = 7, stage = "a", replicas = 3 })
+    assert.same({ { "scaled", 7, "EBUSY: replica 2 is just ending" } }, put)
+    assert.equal(0, added)
+  end)
+
+  it("answers whose process was taken back and died before it was ready", function()
+    local put, job = {}, { id = 8, starting = 1 }
+    local stage = { name = "a", replica = 1, label = "a.1", job = job, retiring = true }
+    scale.gone({
+      stages = { a = { stage } }, outputs = { put = function(_, message) put[#put + 1] = message end },
+    }, stage)
+    assert.same({ { "stage", "a.1", "removed" }, { "scaled", 8, false } }, put)
+  end)
+
+  it("ends with the pipeline that stops before it is done", function()
+    local dir = assert(uv.fs_mkdtemp "/tmp/omnihost-spec-XXXXXX")
+    local stage = inline("for x in input do emit(x) end")
+    stage.config.open = ([[
+      if not require("luv").fs_rmdir(%q) then require("omni").sleep(100) end]]):format(dir)
+    local answer
+    with_pipeline(function(p) p:stage "a" (stage) end, function(app)
+      local task = omni.spawn(function() answer = { app:scale("a", 2) } end)
+      omni.sleep(0)
+      app:stop { abort = true }
+      task:join(10)
+    end)
+    assert.equal("ECLOSED", assert(answer, "it still waits")[3])
   end)
 
   it("refuses what makes no sense", function()

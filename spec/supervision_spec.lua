@@ -1,5 +1,6 @@
 local omni = require "omni"
 local support = require "spec.support.pipeline"
+local supervisor = require "omni.supervisor"
 local uv = require "luv"
 
 local data_of = support.data_of
@@ -24,6 +25,19 @@ end
 local function fragile(max_restarts)
   return { module = "spec.fixtures.trouble", max_restarts = max_restarts }
 end
+
+describe("starting a process", function()
+  it("that can have no control channel is a failure and no error", function()
+    local socketpair = uv.socketpair
+    uv.socketpair = function() return nil, "EMFILE: too many open files", "EMFILE" end -- luacheck: ignore
+    local called, worker, err, code = pcall(supervisor.spawn, { stage = "a", command = { "true" }, owner_fd = 0 })
+    uv.socketpair = socketpair -- luacheck: ignore
+    assert.is_true(called, worker)
+    assert.is_nil(worker)
+    assert.equal('EWORKER: stage "a" could not be started: EMFILE: too many open files', err)
+    assert.equal("EWORKER", code)
+  end)
+end)
 
 describe("a stage whose process has died", function()
   it("gets a new one; what it held fails, what comes meanwhile waits, the rest goes on", function()

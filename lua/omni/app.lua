@@ -129,6 +129,8 @@ local function pump(self)
   live[self] = nil
   self.pumped = true
   wake(self, "stoppers")
+  for _, job in pairs(self.scaling) do wake(job, "waiters") end
+  for _, request in pairs(self.aborting) do wake(request, "aborters") end
 end
 
 --- Starts the processes of a topology; returns when all stages are ready. Suspends.

@@ -248,10 +248,14 @@ local function close(self, orderly)
   self.closing = true
   self.router:fail_all "ECLOSED: the pipeline was stopped"
   restart.close(self)
+  local stages = {}
   replicas.each(self, function(stage)
-    if orderly then stage:send { type = "stop" } else stage.worker:kill() end
+    if stage.worker then stages[#stages + 1] = stage end -- a new replica's may not have been started yet
   end)
-  replicas.each(self, function(stage) stage.worker:wait(STOP_GRACE) end)
+  for _, stage in ipairs(stages) do
+    if orderly then stage:send { type = "stop" } else stage.worker:kill() end
+  end
+  for _, stage in ipairs(stages) do stage.worker:wait(STOP_GRACE) end
   for _, list in ipairs { self.inputs, self.outlets } do
     for _, one in ipairs(list) do one:close() end
   end

@@ -26,14 +26,17 @@ end
 --- Starts a process for a stage that has none.
 ---@param self omni.orchestrator
 ---@param stage omni.orchestrator.stage
+---@return true|nil ok
+---@return string? report why there is no process
 function restart.start(self, stage)
   stage.state = "starting"
   local ok, why = self.spawn(stage)
-  if not ok then return restart.died(self, stage, why) end
+  if not ok then return nil, (why:gsub('^EWORKER: stage ".-" ', "")) end
   later(self, stage, stage.definition.start_timeout, function()
     stage.worker.cause = ("not being ready within %g s"):format(stage.definition.start_timeout)
     stage.worker:kill()
   end)
+  return true
 end
 
 -- The breaker opens: nothing is taken in until a process stays alive.
@@ -59,7 +62,10 @@ function restart.died(self, stage, report)
     pause = math.min(FIRST * 2 ^ (stage.deaths - 1), LONGEST)
     stage.state = "waiting"
   end
-  later(self, stage, pause, function() restart.start(self, stage) end)
+  later(self, stage, pause, function()
+    local ok, why = restart.start(self, stage)
+    if not ok then restart.died(self, stage, why) end
+  end)
 end
 
 --- A stage's new process is ready.

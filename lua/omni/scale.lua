@@ -21,28 +21,36 @@ local function answer(self, job, why)
   self.outputs:put { "scaled", job.id, why or false }
 end
 
+-- One process less to wait for.
+local function started(self, job)
+  job.starting = job.starting - 1
+  if job.starting == 0 then answer(self, job) end
+end
+
 local function begin(self, stage, job)
   job.starting = job.starting + 1
   stage.job = job
   local dir = edge.replica_dir(("%s/%s.0"):format(self.dir, stage.name), stage.replica)
   local made, why, code = uv.fs_mkdir(dir, tonumber("700", 8))
   if not made and code ~= "EEXIST" then return scale.failed(self, stage, "cannot have a folder: " .. why) end
-  restart.start(self, stage)
+  local ok, problem = restart.start(self, stage)
+  if not ok then scale.failed(self, stage, problem) end
 end
 
 -- Brings in the replicas below n that are missing.
 local function grow(self, name, n, job)
   local list, present = self.stages[name], {}
-  for _, stage in ipairs(list) do present[stage.replica] = stage end
+  for _, stage in ipairs(list) do
+    if stage.stopped and stage.replica < n then return ("replica %d is just ending"):format(stage.replica) end
+    present[stage.replica] = stage
+  end
   local new = {}
   for replica = 0, n - 1 do
     local stage = present[replica]
-    if not stage then
-      new[#new + 1] = self.add(list[1].definition, replica)
-    elseif not stage.stopped then
+    if stage then
       stage.retiring = false
     else
-      return ("replica %d is just ending"):format(replica)
+      new[#new + 1] = self.add(list[1].definition, replica)
     end
   end
   table.sort(list, function(a, b) return a.replica < b.replica end)
@@ -72,6 +80,9 @@ function scale.gone(self, stage)
   end
   if stage.timer then stage.timer:close() end
   self.outputs:put { "stage", stage.label, "removed" }
+  local job = stage.job
+  stage.job = nil
+  if job then started(self, job) end -- it was taken back before it was ready
 end
 
 --- A new process is ready.
@@ -81,9 +92,7 @@ function scale.ready(self, stage)
   scale.maybe_end(self, stage) -- it may have been taken back meanwhile
   local job = stage.job
   stage.job = nil
-  if not job then return end
-  job.starting = job.starting - 1
-  if job.starting == 0 then answer(self, job) end
+  if job then started(self, job) end
 end
 
 --- A new process did not start: it is not tried again.

@@ -123,8 +123,16 @@ function supervisor.spawn(options)
   local worker = setmetatable({
     stage = options.stage, on_death = options.on_death, alive = false, tail = "", pipes = {}, open_pipes = 0,
   }, Worker)
-  local ends = assert(uv.socketpair("stream", nil, { nonblock = true }, { nonblock = false }))
-  local null = assert(uv.fs_open("/dev/null", "r", 0))
+  local function failed(why)
+    return nil, ('EWORKER: stage "%s" could not be started: %s'):format(options.stage, why), "EWORKER"
+  end
+  local ends, why = uv.socketpair("stream", nil, { nonblock = true }, { nonblock = false })
+  if not ends then return failed(why) end
+  local null, missing = uv.fs_open("/dev/null", "r", 0)
+  if not null then
+    for _, fd in ipairs(ends) do uv.fs_close(fd) end
+    return failed(missing)
+  end
   local out, err, control = uv.new_pipe(), uv.new_pipe(), uv.new_pipe()
   local handle, pid = uv.spawn(uv.exepath(), {
     args = supervisor.trampoline(options.command),
@@ -136,7 +144,7 @@ function supervisor.spawn(options)
   control:open(ends[1])
   if not handle then
     for _, pipe in ipairs { out, err, control } do pipe:close() end
-    return nil, ('EWORKER: stage "%s" could not be started: %s'):format(options.stage, pid), "EWORKER"
+    return failed(pid)
   end
   worker.handle, worker.pid, worker.control, worker.alive = handle, pid, control, true
   owner.note_group(pid, true)
