@@ -192,6 +192,40 @@ describe("a Python stage", function()
   end)
 end)
 
+-- A join that reads nothing, and says this of what it waits for.
+local function with_liar(waits, fn)
+  local script = [[printf '%s\n' "$1" "$2" >&3
+    while read -r line <&3; do case $line in *'"type":"waits"'*) printf '%s\n' "$3" >&3; esac; done]]
+  local lie = '{"type":"waits","req":"r1","inquiry":1,"waits":[' .. waits .. '],"sent":[],"got":[]}'
+  support.with_pipeline(function(p)
+    p:stage "source" { module = "spec.fixtures.flood" }
+    p:stage "left" { module = "spec.fixtures.pass" }
+    p:stage "right" { module = "spec.fixtures.pass" }
+    p:stage "join" { exec = { "sh", "-c", script, "sh", HELLO, READY, lie } }
+    for _, name in ipairs { "left", "right" } do
+      p:connect("source", name, { window = 2 })
+      p:edge(name .. " -> join." .. name, { window = 2 })
+    end
+  end, fn)
+end
+
+describe("a program that is asked what it waits for", function()
+  for waits, why in pairs {
+    ['{"on":"credit","edge":99}'] = "there is no edge 99",
+    ['{"on":"credit"}'] = 'each of waits needs "edge", a number',
+    ["7"] = 'each of waits needs "edge", a number',
+    ['{"on":"tea","edge":1}'] = 'a wait is on "input" or "credit"',
+  } do
+    it("and answers " .. waits .. " fails alone", function()
+      with_liar(waits, function(app)
+        local err, code = failure_of(app:submit { data = "flood", deadline = 10 })
+        assert.equal("EWORKER", code)
+        assert.truthy(err:find('stage "join" was killed after EPROTOCOL: not a control message (' .. why, 1, true), err)
+      end)
+    end)
+  end
+end)
+
 describe("a Python stage in a graph", function()
   -- source feeds two branches; the join reads them one after the other.
   local function diamond(join)

@@ -199,13 +199,20 @@ function deadlock.messages:waits(stage, message)
   local record = self.requests[message.req]
   local probe = record and record.state == "running" and record.probe
   if not probe or message.inquiry ~= record.inquiry then return end
+  local edges = edges_by_id(self)
+  for _, wait in ipairs(message.waits) do
+    if not edges[wait.edge] then return ("there is no edge %g"):format(wait.edge) end
+  end
   probe.answers[stage.name] = message
   for name in pairs(record.running) do
     if not probe.answers[name] then return end
   end
   record.probe = nil
-  local circle = deadlock.find(edges_by_id(self), probe.answers)
-  if not circle then return record.look_after and look_again(record, record.look_after * 2) end
+  local circle = deadlock.find(edges, probe.answers)
+  if not circle then
+    if record.look_after then look_again(record, record.look_after * 2) end
+    return
+  end
   if not probe.previous then return ask(record, probe.answers) end
   for _, wait in ipairs(circle) do
     local before = probe.previous[wait.stage]

@@ -55,8 +55,27 @@ local FROM_STAGE = {
   waits = { req = "string", inquiry = "number", waits = "table", sent = "table", got = "table" },
 }
 
+-- What each item of the lists in `waits` must carry, all of it numbers.
+local WAITS = { waits = { "edge" }, sent = { "edge", "n" }, got = { "edge", "n", "held", "bytes" } }
+
+local function waits_problem(message)
+  for list, fields in pairs(WAITS) do
+    for _, item in ipairs(message[list]) do
+      for _, field in ipairs(fields) do
+        if type(item) ~= "table" or type(item[field]) ~= "number" then
+          return ('each of %s needs "%s", a number'):format(list, field)
+        end
+      end
+    end
+  end
+  for _, wait in ipairs(message.waits) do
+    if wait.on ~= "input" and wait.on ~= "credit" then return 'a wait is on "input" or "credit"' end
+  end
+end
+
 -- What is wrong with what not every message has.
 local function optional_problem(message)
+  if message.type == "waits" then return waits_problem(message) end
   if message.traceback ~= nil and type(message.traceback) ~= "string" then return "a traceback is a string" end
   if message.type == "answer" and message.error == nil then return nil end
   if message.type ~= "failed" and message.type ~= "answer" then return nil end
