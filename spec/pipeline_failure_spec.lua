@@ -1,4 +1,5 @@
 local omni = require "omni"
+local run = require "spec.support.run"
 local support = require "spec.support.pipeline"
 local sys = require "omni.testing.sys"
 local uv = require "luv"
@@ -135,6 +136,25 @@ describe("a request that fails", function()
       local left = data_of(app:submit { data = "remaining", deadline = 50 })[1]
       assert.is_true(left > 40 and left <= 50)
     end)
+  end)
+
+  it("fails when the orchestrator itself does, and nobody waits for it", function()
+    local process = run.code [[
+      local omni = require "omni"
+      local p = omni.pipeline "p"
+      p:stage "a" { module = "omni.stages.filter", config = { command = { "cat" } }, pick = function()
+        require("luv").new_timer():start(0, 0, function() error "boom" end)
+        return 1
+      end }
+      local app = assert(p:start())
+      omni.spawn(function() omni.sleep(5) print "hangs" os.exit(3) end)
+      print(select(3, app:submit({ data = "x" }):next()))
+      print(select(3, app:rpc("a", "stats")))
+      app:stop()
+      os.exit(0)]]
+    assert.equal("ERUN\nERUN\n", process.stdout)
+    assert.equal(0, process.code)
+    assert.truthy(process.stderr:find("boom", 1, true))
   end)
 
   it("fails when its stage breaks the control protocol, which is shown with the line", function()

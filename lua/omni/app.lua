@@ -114,6 +114,14 @@ function events.stopped(self)
   fail_all(self, "ECLOSED: the pipeline was stopped", "ECLOSED")
 end
 
+local ENDED = "ERUN: the orchestrator ended before its time; why is on stderr"
+
+-- When the orchestrator's state ends, however it does, nothing more will come.
+local function watch(thread, outputs)
+  thread:join()
+  outputs:close()
+end
+
 -- Hands the orchestrator's messages to the requests, batch by batch.
 local function pump(self)
   while not self.stopped and not self.failure do
@@ -123,8 +131,8 @@ local function pump(self)
       events[message[1]](self, unpack(message, 2))
     end
   end
-  self.thread:join()
-  self.outputs:close()
+  self.watcher:join()
+  if not self.stopped and not self.failure then events.broken(self, ENDED) end
   self.router:fail_all(self.failure or "ECLOSED: the pipeline was stopped")
   live[self] = nil
   self.pumped = true
@@ -143,15 +151,15 @@ function app.start(topology)
   local outputs, inbox = sink.new {}, sink.new { bind = false }
   local questions = router.new()
   local thread = omni.thread("omni.orchestrator", topology, inbox, outputs, questions)
+  local watcher = omni.spawn(watch, thread, outputs)
   local first = outputs:get_batch { max_items = 1 }
-  local message = first and first[1] or { "broken", "ERUN: the orchestrator ended at once", false }
+  local message = first and first[1] or { "broken", ENDED, false }
   if message[1] == "broken" then
-    thread:join()
-    outputs:close()
+    watcher:join()
     return nil, message[2], message[2]:match "^(E%w+):", message[3] or nil
   end
   local self = setmetatable({
-    name = topology.name, outputs = outputs, inbox = inbox, thread = thread, namespace = message[2], pids = message[3],
+    name = topology.name, outputs = outputs, inbox = inbox, watcher = watcher, namespace = message[2], pids = message[3],
     router = questions, next_call = 0,
     order = topology.order, scaling = {},
     down = {}, restarts = {}, requests = {}, aborting = {}, next_id = 0, meters = meters.new(topology.name, message[2]),
