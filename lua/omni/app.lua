@@ -159,7 +159,8 @@ function app.start(topology)
     return nil, message[2], message[2]:match "^(E%w+):", message[3] or nil
   end
   local self = setmetatable({
-    name = topology.name, outputs = outputs, inbox = inbox, watcher = watcher, namespace = message[2], pids = message[3],
+    name = topology.name, outputs = outputs, inbox = inbox, watcher = watcher,
+    namespace = message[2], pids = message[3],
     router = questions, next_call = 0,
     order = topology.order, scaling = {},
     down = {}, restarts = {}, requests = {}, aborting = {}, next_id = 0, meters = meters.new(topology.name, message[2]),

@@ -10,7 +10,8 @@ local edge = {}
 
 -- The connector of one edge. Lock files live in the folder of the replica that reads, so a chunk wakes nobody else.
 local function connector(namespace, dir)
-  return assert(shm.open { namespace = namespace, lock_dir = dir, owned = true })
+  local handle, why = shm.open { namespace = namespace, lock_dir = dir, owned = true }
+  return handle or error(why, 0)
 end
 
 ---@class omni.edge.stream the chunks of one request that arrive on an edge

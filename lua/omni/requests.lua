@@ -185,7 +185,11 @@ local function begin(self, record)
     record.running[name] = true
     record.on[name]:send { type = "start", req = record.id, label = label, deadline = record.deadline, to = to }
   end
-  for i, writers in ipairs(self.inputs) do record.inputs[i] = writers:to(to and to[writers.spec.to]) end
+  for i, writers in ipairs(self.inputs) do
+    local made, out = pcall(writers.to, writers, to and to[writers.spec.to]) -- opens a directory at first
+    if not made then return finish(self, record, tostring(out):match "^(E%w+):" or "ESTAGE", tostring(out)) end
+    record.inputs[i] = out
+  end
   for _, out in ipairs(record.inputs) do
     local ok, why, code = out:send(record.id, data, true)
     if not ok then return finish(self, record, code, why) end
