@@ -300,6 +300,21 @@ describe("omni.spawn and coroutines", function()
     omni.sleep(0.06)
   end)
 
+  it("interrupts a wait that continues in compiled code", function()
+    local p = run.start { run.omnihost, "-e", [[
+      local host, omni = require "omni.native.host", require "omni"
+      local s = omni.sink.new()
+      omni.spawn(function()
+        for i = 1, 20000 do s:put(i) omni.sleep(0) end
+        assert(host.raise_main "interrupted")
+      end)
+      local n = 0
+      local _, err = pcall(function() while true do n = n + #s:get_batch() end end)
+      print(n, err)
+    ]] }
+    assert.equal("20000\tinterrupted\n", p.wait(30).stdout)
+  end)
+
   it("never wakes a sleeper early", function()
     for i = 1, 200 do
       local start = omni.now()

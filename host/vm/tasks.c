@@ -1,6 +1,7 @@
 /* The scheduler: tasks suspend by yielding a private sentinel and are resumed from the loop. */
 #include "vm/state.h"
 
+#include <luajit.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +83,11 @@ static bool task_resume(vm_state *S, vm_task *task) {
   vm_task *outer = S->current;
   task->nargs = 0;
   S->current = task;
-  if (task->raise != NULL) lua_sethook(co, raise_hook, LUA_MASKCOUNT, 1);
+  if (task->raise != NULL) {
+    /* The call that waited may continue right in compiled code, which sees no hook, and wait again there. */
+    luaJIT_setmode(co, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_FLUSH);
+    lua_sethook(co, raise_hook, LUA_MASKCOUNT, 1);
+  }
   int status = lua_resume(co, nargs);
   S->current = outer;
   if (status == LUA_YIELD) {
