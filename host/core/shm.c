@@ -69,14 +69,14 @@ static omni_err open_dir(const char *path, bool make, int *fd) {
   return *fd == -1 ? omni_err_from_errno(errno) : OMNI_OK;
 }
 
-static omni_err open_dirs(omni_shm *shm, char *text, size_t size) {
+static omni_err open_dirs(omni_shm *shm, bool make, char *text, size_t size) {
   omni_err err = open_dir(shm->dir, false, &shm->dir_fd);
   if (err != OMNI_OK) return explain(err, text, size, "shm_dir", shm->dir);
   if (strcmp(shm->dir, shm->lock_dir) == 0) {
     shm->lock_fd = shm->dir_fd;
     return OMNI_OK;
   }
-  err = open_dir(shm->lock_dir, true, &shm->lock_fd);
+  err = open_dir(shm->lock_dir, make, &shm->lock_fd);
   return err == OMNI_OK ? OMNI_OK : explain(err, text, size, "lock_dir", shm->lock_dir);
 }
 
@@ -106,7 +106,7 @@ static omni_err fill(omni_shm *shm, const omni_shm_opts *opts, char *text, size_
   if (shm->dir == NULL || shm->lock_dir == NULL || !omni_shm_keys_init(&shm->written) ||
       !omni_shm_keys_init(&shm->torn))
     return explain(OMNI_ENOMEM, text, size, "connector of namespace", opts->namespace);
-  return open_dirs(shm, text, size);
+  return open_dirs(shm, !opts->owned, text, size);
 }
 
 omni_err omni_shm_open(const omni_shm_opts *opts, omni_shm **handle, char *text, size_t size) {

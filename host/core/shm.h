@@ -31,7 +31,8 @@ typedef struct omni_shm omni_shm;
 typedef struct omni_shm_opts {
   const char *namespace; /* required */
   const char *shm_dir;   /* NULL: /dev/shm */
-  const char *lock_dir;  /* NULL: shm_dir. Made (0700) where its parent exists */
+  const char *lock_dir;  /* NULL: shm_dir. Made (0700) where its parent exists, but not for a host-made namespace: a
+                             pipeline's folder that is gone must not come back empty */
   bool owned;            /* a host-made namespace (o + 8 base-32 digits), refused otherwise */
   uint64_t view_limit;   /* bytes that live views may hold together; 0 = 1 GiB */
 } omni_shm_opts;

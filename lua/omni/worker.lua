@@ -106,19 +106,35 @@ local function run_request(record)
   if ok then send(done_message(record)) end
 end
 
+-- Ends a request from outside: nothing is sent from now on; the inputs are closed by `forget`, when all senders are
+-- silent, so that nothing can arrive after the last look.
+local function end_request(record, message)
+  record.ended, record.request.ended = message, true
+  for _, stream in ipairs(record.streams) do stream:fail(message) end
+  for _, out in ipairs(record.outputs) do out:forget(record.req) end
+  for hook in pairs(record.request.hooks) do
+    local ok, why = pcall(hook)
+    if not ok then log.error("on_end hook failed", { stage = stage.name, error = tostring(why) }) end
+  end
+end
+
 local handlers = {}
 
 function handlers.start(message)
   local record = { req = message.req, streams = {}, outputs = {} }
   record.request = setmetatable({ id = message.label, deadline = message.deadline, hooks = {} }, Request)
   for i, input in ipairs(stage.inputs) do record.streams[i] = input:open(message.req) end
-  for i, writers in ipairs(stage.outputs) do
-    record.outputs[i] = writers:to(message.to and message.to[writers.spec.to])
+  local broken
+  for _, writers in ipairs(stage.outputs) do
+    local made, out = pcall(writers.to, writers, message.to and message.to[writers.spec.to]) -- opens a folder at first
+    if made then record.outputs[#record.outputs + 1] = out else broken = broken or out end
   end
   record.input, record.emit = ports.input(stage.inputs, record.streams), ports.emit(record.outputs, sender(record))
   waits.begin(record)
   requests[message.req] = record
-  omni.spawn(run_request, record)
+  if not broken then return omni.spawn(run_request, record) end
+  end_request(record, broken)
+  report_failure(record, { error = broken })
 end
 
 function handlers.waits(message)
@@ -134,18 +150,6 @@ function handlers.grow(message)
   local record = requests[message.req]
   for _, stream in ipairs(record and record.streams or {}) do
     if stream.inbound.spec.id == message.edge then stream:grow(message.chunks) end
-  end
-end
-
--- Ends a request from outside: nothing is sent from now on; the inputs are closed by `forget`, when all senders are
--- silent, so that nothing can arrive after the last look.
-local function end_request(record, message)
-  record.ended, record.request.ended = message, true
-  for _, stream in ipairs(record.streams) do stream:fail(message) end
-  for _, out in ipairs(record.outputs) do out:forget(record.req) end
-  for hook in pairs(record.request.hooks) do
-    local ok, why = pcall(hook)
-    if not ok then log.error("on_end hook failed", { stage = stage.name, error = tostring(why) }) end
   end
 end
 
