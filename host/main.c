@@ -5,6 +5,7 @@
 #include "vm/signals.h"
 #include "vm/state.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +95,17 @@ static bool find_lua_root(void) {
   return false;
 }
 
+/* Descriptors 0 to 2 must be something: libuv takes them for its own otherwise, and aborts when it closes them. */
+static void fill_standard_streams(void) {
+  int fd;
+  do
+    fd = open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) close(fd);
+}
+
 int main(int argc, char **argv) {
+  fill_standard_streams();
   if (argc > 1 && strcmp(argv[1], "--child") == 0) return child_main(argc, argv);
   bool worker = argc > 1 && strcmp(argv[1], "--worker") == 0;
   vm_signals_prepare();
@@ -103,14 +114,18 @@ int main(int argc, char **argv) {
   if (!find_lua_root()) return 2;
   if (worker && argc > 2) vm_conf.script_dir = argv[2];
   vm_state *S = vm_state_new(worker ? "worker" : "main");
-  if (S == NULL) return 1;
-  if (!worker) vm_signals_start(S);
+  if (S == NULL) {
+    fprintf(stderr, "omnihost: a Lua state cannot be made: memory or descriptors are short\n");
+    return 1;
+  }
+  if (!worker && !vm_signals_start(S))
+    fprintf(stderr, "omnihost: no thread for signals: they have their default effect\n");
   int code = run(S, argv);
   omni_host_stop_control();
   fflush(NULL);
   vm_state_close(S);
   omni_chunks_join_threads();
+  omni_owner_emergency(); /* while signals are still counted: one now must not skip the sweep */
   vm_signals_stop();
-  omni_owner_emergency();
   return code;
 }

@@ -231,6 +231,13 @@ describe("omnihost", function()
     assert.equal("end\n", p.stdout)
   end)
 
+  it("runs with any of its standard streams closed", function()
+    for _, closed in ipairs { "0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-" } do
+      local p = run.run { "sh", "-c", ("exec %s -e 'os.exit(5)' %s"):format(run.omnihost, closed) }
+      assert.same({ 5, 0 }, { p.code, p.signal }, closed)
+    end
+  end)
+
   it("hides what would crash or block the host's loop", function()
     for _, name in ipairs { "run", "walk", "loop_close", "new_thread", "new_work", "queue_work", "new_async" } do
       assert.is_nil(uv[name])

@@ -37,17 +37,22 @@ describe("a host-made namespace", function()
     assert(uv.fs_rmdir(dir))
   end)
 
+  local function try_open(namespace, lock_dir)
+    return require("omni.native.shm").open { namespace = namespace, shm_dir = dir, lock_dir = lock_dir, owned = true }
+  end
+
   local function native_open(namespace, lock_dir)
-    return assert(require("omni.native.shm").open {
-      namespace = namespace, shm_dir = dir, lock_dir = lock_dir, owned = true,
-    })
+    return assert(try_open(namespace, lock_dir))
   end
 
   -- A namespace with values in the shared directory and in a replica's, as a pipeline leaves it when it is killed.
   local function make_populated()
     require "omni.shm"
     local namespace, fd = owner.create(dir)
-    local common, replica = native_open(namespace), native_open(namespace, ("%s/%s.d/talker.0"):format(dir, namespace))
+    local folder = ("%s/%s.d/talker.0"):format(dir, namespace)
+    assert.equal("ENOENT", select(3, try_open(namespace, folder))) -- only the host makes it
+    assert(uv.fs_mkdir(folder, 448))
+    local common, replica = native_open(namespace), native_open(namespace, folder)
     for i = 1, 3 do
       assert(common:put("c" .. i, "x"))
       assert(replica:put("r" .. i, "x"))

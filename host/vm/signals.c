@@ -105,7 +105,12 @@ bool vm_signals_start(vm_state *S) {
   self.inbox = omni_inbox_ref(vm_inbox(S));
   omni_event_init(&self.event, on_signal, on_dropped);
   self.running = omni_thread_start(&self.thread, "signals", signal_main, NULL) == 0;
-  if (!self.running) return false;
+  if (!self.running) {
+    omni_sys_close(self.pipe[0]);
+    omni_sys_close(self.pipe[1]);
+    omni_inbox_unref(self.inbox);
+    return false;
+  }
   set_handler(SIGINT, on_signal_sent);
   set_handler(SIGTERM, on_signal_sent);
   return true;
