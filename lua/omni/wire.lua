@@ -124,34 +124,40 @@ end
 
 --- Cuts a byte stream into lines.
 ---@param on_line fun(line: string) called for each whole line, without its newline
----@param on_long? fun() called once when a line passes the limit; nothing is delivered from then on
+---@param on_long? fun(beginning: string) called once for each line that passes the limit; the rest of it is skipped
 ---@param limit? integer
 ---@return fun(bytes: string|nil) feed nil = the end: an unfinished last line is delivered too
 function wire.lines(on_line, on_long, limit)
   limit = limit or wire.LIMIT
-  local parts, size, broken = {}, 0, false
-  local function flush(last)
-    parts[#parts + 1] = last
+  local parts, size, skipping = {}, 0, false
+  local function take()
     local line = table.concat(parts)
     parts, size = {}, 0
-    on_line(line)
+    return line
   end
-  local function keep(rest)
-    if rest == "" then return end
-    parts[#parts + 1], size = rest, size + #rest
-    if size > limit then
-      broken, parts = true, {}
-      if on_long then on_long() end
-    end
+  local function keep(piece)
+    if skipping or piece == "" then return end
+    parts[#parts + 1], size = piece, size + #piece
+    if size <= limit then return end
+    skipping = true
+    local beginning = take()
+    if on_long then on_long(beginning) end
+  end
+  local function finish()
+    if not skipping then return on_line(take()) end
+    skipping = false
   end
   return function(bytes)
-    if broken then return end
-    if bytes == nil then return size > 0 and flush "" or nil end
+    if bytes == nil then
+      if size > 0 then finish() end
+      return
+    end
     local from = 1
-    while not broken do
+    while true do
       local at = bytes:find("\n", from, true)
-      if not at then return keep(bytes:sub(from)) end
-      flush(bytes:sub(from, at - 1))
+      keep(bytes:sub(from, at and at - 1))
+      if not at then return end
+      finish()
       from = at + 1
     end
   end

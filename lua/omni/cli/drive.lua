@@ -8,6 +8,7 @@ local omni = require "omni"
 local output = require "omni.cli.output"
 local sched = require "omni.native.sched"
 local source = require "omni.cli.source"
+local wire = require "omni.wire"
 
 local drive = {}
 
@@ -36,6 +37,7 @@ end
 
 -- One line of the input as what `app:submit` takes. nil and the reason for what is no request.
 local function parse_request(line)
+  if not line then return nil, ("line longer than %d MiB"):format(wire.LIMIT / 2 ^ 20) end
   local request, why = json.decode(line)
   if request == nil and why then return nil, why end
   if type(request) ~= "table" or json.is_array(request) then return nil, "a request is a JSON object" end
@@ -127,7 +129,7 @@ local function read_requests(self)
   local number = 0
   for line in function() return self.source:next() end do
     number = number + 1
-    if line:find "%S" then
+    if not line or line:find "%S" then
       local options, why = parse_request(line)
       if options then
         self.in_flight = self.in_flight + 1

@@ -23,7 +23,8 @@ function source.open(path)
     if not fd then return nil, why end
   end
   local self = setmetatable({ fd = fd, name = path and path ~= "-" and path or "stdin", lines = {}, first = 1 }, Source)
-  self.feed = wire.lines(function(line) self.lines[#self.lines + 1] = line end)
+  local function add(line) self.lines[#self.lines + 1] = line end
+  self.feed = wire.lines(add, function() add(false) end)
   local kind = uv.guess_handle(fd)
   if kind == "pipe" or kind == "tty" then
     self.stream = kind == "tty" and uv.new_tty(fd, true) or uv.new_pipe()
@@ -59,11 +60,11 @@ local function read(self)
 end
 
 --- The next line; suspends.
----@return string|nil line nil at the end, or after `stop`
+---@return string|false|nil line false for one that is too long; nil at the end, or after `stop`
 function Source:next()
   while not self.stopped do
     local line = self.lines[self.first]
-    if line then
+    if line ~= nil then
       self.first = self.first + 1
       return line
     end
