@@ -58,3 +58,17 @@ describe("the input", function()
     end)
   end)
 end)
+
+describe("the log of a stage", function()
+  it("goes on after a line that is too long, which is cut", function()
+    local p = run.code([[
+      local p = require("omni").pipeline "chatty"
+      p:stage "a" { module = "spec.fixtures.chatty" }
+      for chunk in p:start():submit { data = "one" }:chunks() do print(chunk.data) end
+    ]])
+    assert.equal("one\n", p.stdout)
+    tells(p, "after one")
+    local cut = p.stderr:match '"(x+)%.%.%. %(cut: a line longer than the limit%)"'
+    assert.equal(65536, cut and #cut)
+  end)
+end)

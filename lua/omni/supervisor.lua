@@ -13,6 +13,7 @@ local supervisor = {}
 
 local LEVELS = { debug = true, info = true, warn = true, error = true }
 local TAIL = 4096 -- bytes of stderr that are kept for the report of a death
+local CUT = 65536 -- bytes that are logged of a line that is too long
 local TAIL_WAIT = 100 -- ms that the tail is waited for after the exit: a grandchild may hold the pipe open for ever
 
 ---@class omni.supervisor.worker
@@ -71,7 +72,9 @@ end
 
 -- Reads a pipe line by line into the log, keeping the tail of what came.
 local function pipe_to_log(worker, pipe, level, stream)
-  local feed = wire.lines(function(line) relog(worker, line, level, stream) end)
+  local feed = wire.lines(function(line) relog(worker, line, level, stream) end, function(beginning)
+    relog(worker, beginning:sub(1, CUT) .. "... (cut: a line longer than the limit)", level, stream)
+  end)
   pipe:read_start(function(_, bytes)
     if bytes and stream == "stderr" then worker.tail = (worker.tail .. bytes):sub(-TAIL) end
     feed(bytes)
@@ -163,7 +166,7 @@ end
 --- Kills the whole group.
 function Worker:kill()
   self.alive = false
-  if self.reported then return end
+  if self.code or self.reported then return end -- reaped: its number may be somebody else's by now
   uv.kill(-self.pid, "sigkill")
   uv.kill(self.pid, "sigkill") -- it may not have made its group yet
 end
