@@ -2,6 +2,7 @@
 --- a task of its own, so that a slow one delays nothing else.
 
 local check = require "omni.check"
+local errors = require "omni.errors"
 local log = require "omni.log"
 local omni = require "omni"
 local uv = require "luv"
@@ -65,7 +66,7 @@ local function line_of(id, value)
   local ok, line = pcall(wire.encode, { type = "answer", id = id, value = value })
   if ok and #line <= wire.LIMIT then return line end
   local why = ok and "E2BIG: the answer is longer than a control message may be"
-    or "ECODEC: the answer cannot cross: " .. tostring(line)
+    or "ECODEC: the answer cannot cross: " .. errors.text_of(line)
   return wire.encode { type = "answer", id = id, error = why, code = why:match "^E%w+" }
 end
 
@@ -76,9 +77,8 @@ end
 function methods.answer(context, message)
   local ok, value = pcall(run, context, message.method, message.args)
   if ok then return line_of(message.id, value) end
-  local text = type(value) == "string" and value or type(value) == "table" and value.message or tostring(value)
-  local code = tostring(text):match "^(E[A-Z0-9]+): " or "ESTAGE"
-  return wire.encode { type = "answer", id = message.id, error = tostring(text), code = code }
+  local text, code = errors.text_of(value)
+  return wire.encode { type = "answer", id = message.id, error = text, code = code or "ESTAGE" }
 end
 
 return methods

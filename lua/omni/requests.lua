@@ -1,6 +1,7 @@
 --- The requests of a running pipeline: one ownership record each, from admission until every stage has let go of it.
 --- All functions get the orchestrator, whose part this is; none suspends.
 
+local errors = require "omni.errors"
 local omni = require "omni"
 local replicas = require "omni.replicas"
 local restart = require "omni.restart"
@@ -79,6 +80,7 @@ end
 local function finish(self, record, code, message, traceback)
   if record.state == "ended" then return end
   self.admission:leave(record)
+  message = message and errors.text_of(message) -- it may have the end of a program's stderr, and goes to stages
   record.state = "ended"
   note(record, code and "failed" or "done")
   self.outputs:put {

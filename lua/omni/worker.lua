@@ -2,6 +2,7 @@
 -- go from stage to stage through the edges.
 
 local edge = require "omni.edge"
+local errors = require "omni.errors"
 local host = require "omni.native.host"
 local log = require "omni.log"
 local methods = require "omni.methods"
@@ -40,13 +41,14 @@ end
 
 -- The handler of xpcall: keeps the message and where it came from.
 local function traced(err)
-  if type(err) ~= "string" and type(err) ~= "table" then err = tostring(err) end
-  return { error = err, traceback = own_frames(debug.traceback("", 2)) }
+  return { error = errors.text_of(err), traceback = errors.text_of(own_frames(debug.traceback("", 2))) }
 end
 
-local function text_of(err)
-  local message = type(err) == "string" and err or type(err.message) == "string" and err.message or tostring(err)
-  return message, message:match "^(E[A-Z0-9]+): "
+-- Calls a stage's function. Without memory or stack the handler does not get to run: then there is only a text.
+local function try(fn, ...)
+  local ok, failure = xpcall(fn, traced, ...)
+  if ok or type(failure) == "table" then return ok, failure end
+  return false, { error = errors.text_of(failure) }
 end
 
 ---@class omni.request what a stage's run is told about its request
@@ -83,7 +85,7 @@ local function sender(record)
 end
 
 local function report_failure(record, failure)
-  local message, code = text_of(failure.error)
+  local message, code = errors.text_of(failure.error)
   send { type = "failed", req = record.req, code = code or "ESTAGE", error = message, traceback = failure.traceback }
 end
 
@@ -97,7 +99,7 @@ end
 local function run_request(record)
   if record.ended then return end
   record.began = omni.now()
-  local ok, failure = xpcall(stage.module.run, traced, stage.instance, record.request, record.input, record.emit)
+  local ok, failure = try(stage.module.run, stage.instance, record.request, record.input, record.emit)
   record.finished = true
   if record.ended then return end
   if not ok then report_failure(record, failure) end
@@ -114,7 +116,7 @@ local function end_request(record, message)
   for _, out in ipairs(record.outputs) do out:forget(record.req) end
   for hook in pairs(record.request.hooks) do
     local ok, why = pcall(hook)
-    if not ok then log.error("on_end hook failed", { stage = stage.name, error = tostring(why) }) end
+    if not ok then log.error("on_end hook failed", { stage = stage.name, error = errors.text_of(why) }) end
   end
 end
 
@@ -175,9 +177,9 @@ end
 
 function handlers.stop()
   local ok, failure = true, nil
-  if stage and stage.module.close then ok, failure = xpcall(stage.module.close, traced, stage.instance) end
+  if stage and stage.module.close then ok, failure = try(stage.module.close, stage.instance) end
   if not ok then
-    log.error("close failed", { stage = stage.name, error = tostring(failure.error), traceback = failure.traceback })
+    log.error("close failed", { stage = stage.name, error = failure.error, traceback = failure.traceback })
   end
   for _, list in ipairs { stage and stage.inputs or {}, stage and stage.outputs or {} } do
     for _, one in ipairs(list) do one:close() end
@@ -209,12 +211,12 @@ local function open_edges(message)
 end
 
 function handlers.init(message)
-  local ok, failure = xpcall(function()
+  local ok, failure = try(function()
     load_stage(message)
     open_edges(message)
-  end, traced)
+  end)
   if ok then return send { type = "ready" } end
-  send { type = "broken", error = (text_of(failure.error)), traceback = failure.traceback }
+  send { type = "broken", error = failure.error, traceback = failure.traceback }
   os.exit(1)
 end
 

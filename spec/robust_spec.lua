@@ -1,0 +1,91 @@
+-- What users get wrong, or programs do, ends what it concerns and nothing else.
+local errors = require "omni.errors"
+local json = require "omni.json"
+local support = require "spec.support.pipeline"
+
+local data_of = support.data_of
+local failure_of = support.failure_of
+local line = support.line
+local with_app = support.with_app
+
+local EURO = "\226\130\172"
+
+describe("an error's text", function()
+  it("is UTF-8, whatever was raised", function()
+    assert.equal("caf\\xE9 " .. EURO, (errors.text_of("caf\233 " .. EURO)))
+    assert.equal("\\xE2\\x82x\\xED\\xA0\\x80", (errors.text_of "\226\130x\237\160\128"))
+    assert.equal("told", (errors.text_of { message = "told" }))
+    assert.equal("nil", (errors.text_of(nil)))
+    assert.same({ "EFULL: no room", "EFULL" }, { errors.text_of "EFULL: no room" })
+    local faulty = setmetatable({}, { __index = error, __tostring = error })
+    assert.equal("an error that has no text (a table)", (errors.text_of(faulty)))
+  end)
+
+  it("is cut between characters", function()
+    for pad = 0, 3 do
+      for _, char in ipairs { EURO, "\233" } do
+        local text = errors.text_of(("x"):rep(pad) .. char:rep(2 ^ 20))
+        assert.is_true(#text <= 64 * 1024 + 20)
+        assert.truthy(json.encode(text))
+        assert.truthy(text:find(" ... (cut)", 1, true))
+      end
+    end
+  end)
+end)
+
+describe("a stage that raises what cannot be told as it is", function()
+  local told = {
+    bytes = "caf\\xE9 " .. EURO, faulty = "an error that has no text (a table)",
+    number = "an error that has no text (a table)", long = " ... (cut)", ["nil"] = "nil", memory = "",
+  }
+
+  it("fails its request and no other", function()
+    with_app({ { "a", "raises" }, { "b", "pass" } }, function(app)
+      local pid = app:stats().workers.a
+      for what, text in pairs(told) do
+        local other = app:submit { data = "fine" }
+        local err, code = failure_of(app:submit { data = what, deadline = 10 })
+        assert.equal("ESTAGE", code, err)
+        assert.truthy(err:find(text, 1, true), err:sub(1, 200))
+        assert.same({ "fine" }, data_of(other))
+      end
+      assert.equal(pid, app:stats().workers.a)
+    end)
+  end)
+
+  it("answers the question", function()
+    with_app({ { "a", "raises" } }, function(app)
+      for what, text in pairs(told) do
+        local _, err, code = app:rpc("a", "ask", what)
+        assert.equal("ESTAGE", code, err)
+        assert.truthy(err:find(text, 1, true), err:sub(1, 200))
+      end
+      assert.equal("fine", app:rpc("a", "ask"))
+    end)
+  end)
+
+  it("tells why it did not start", function()
+    for what, text in pairs(told) do
+      local app, err, code = line({ { "a", { module = "spec.fixtures.raises", config = { open = what } } } }):start()
+      assert.is_nil(app)
+      assert.equal("ESTAGE", code, err)
+      assert.truthy(err:find(text, 1, true), err:sub(1, 200))
+    end
+  end)
+
+  it("may die with any bytes on stderr: the other stages are told in text", function()
+    local dying = support.filter { command = { "sh", "-c", "cat >&2" } }
+    local own = support.inline [[
+      for _ in input do
+        emit "held"
+        io.stderr:write "caf\233\n"
+        os.exit(3)
+      end]]
+    with_app({ { "own", own }, { "b", dying } }, function(app)
+      local err, code = failure_of(app:submit { data = "x" })
+      assert.equal("EWORKER", code)
+      assert.truthy(err:find("caf\\xE9", 1, true), err)
+      assert.truthy(app:rpc("b", "stats"))
+    end)
+  end)
+end)
