@@ -255,6 +255,25 @@ describe("router", function()
     assert.equal(0, r:stats().waiting)
   end)
 
+  it("does not time out on a result that a deliverer has in its hands", function()
+    local sys = require "omni.testing.sys"
+    if not sys.enabled then return pending "a test build is needed" end
+    local rule = sys.rule { op = "POINT", match = "router.claimed", action = "hold" }
+    local thread, result
+    local task = omni.spawn(function()
+      local function send() thread = omni.thread(function(router) return router:deliver("k", "in hand") end, r) end
+      result = r:call("k", send, 0.5)
+    end)
+    assert(rule:wait())
+    omni.sleep(0.6) -- the call's time is over
+    rule:release()
+    rule:remove()
+    task:join()
+    assert.is_true(thread:join())
+    assert.equal("in hand", result)
+    assert.equal(0, r:stats().late_results)
+  end)
+
   it("serves callers of several states with results from a third", function()
     local requests = omni.sink.new()
     local threads = {}

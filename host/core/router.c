@@ -267,6 +267,7 @@ omni_err omni_router_deliver(omni_router *router, const void *key, size_t len, c
     free(memory);
     return OMNI_ENOENT;
   }
+  omni_sys_point("router.claimed");
   publish(waiter, answer, memory);
   return OMNI_OK;
 }

@@ -231,7 +231,7 @@ static int view_string(lua_State *L) {
   if (last < 0) last += size + 1;
   if (first < 1) first = 1;
   if (last > size) last = size;
-  if (first > last)
+  if (!(first <= last)) /* nan, too */
     lua_pushliteral(L, "");
   else
     lua_pushlstring(L, data + (size_t)first - 1, (size_t)last - (size_t)first + 1);

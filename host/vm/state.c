@@ -30,7 +30,8 @@ vm_state *vm_of(lua_State *L) {
   lua_rawget(L, LUA_REGISTRYINDEX);
   vm_state *S = lua_touserdata(L, -1);
   lua_pop(L, 1);
-  if (S != NULL) last.registry = registry;
+  if (S == NULL) return NULL; /* a guest's: not ours, and not remembered */
+  last.registry = registry;
   last.S = S;
   return S;
 }
@@ -308,5 +309,6 @@ void vm_state_close(vm_state *S) {
   (void)left;
   omni_inbox_unref(S->inbox);
   vm_tasks_free(S);
+  if (last.S == S) last.registry = NULL; /* its address may become another state's */
   free(S);
 }

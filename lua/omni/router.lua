@@ -160,6 +160,12 @@ local function answered(call, ok, value)
   return nil, coded(value)
 end
 
+-- At the deadline a deliverer may have claimed the waiter already: then its answer is a moment away, and is the result.
+local function last_look(call, value, err, code)
+  if code ~= "ETIMEDOUT" or call.router:unregister(call.key, call.waiter) then return value, err, code end
+  return call.waiter:wait()
+end
+
 --- Registers the key, sends, and waits for the result. One deadline covers both.
 ---@param key omni.RouterKey
 ---@param send fun() lets the request go; it may suspend. What it raises, call raises
@@ -186,7 +192,7 @@ function Router:call(key, send, timeout)
     ok, value = waiter:_take()
   end
   if ok ~= nil and call.sent and not call.failure then return answered(call, ok, value) end
-  return finish(call, waiter:wait(deadline and math.max(0, deadline - sched.now())))
+  return finish(call, last_look(call, waiter:wait(deadline and math.max(0, deadline - sched.now()))))
 end
 
 return M
