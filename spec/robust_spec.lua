@@ -1,6 +1,7 @@
 -- What users get wrong, or programs do, ends what it concerns and nothing else.
 local errors = require "omni.errors"
 local json = require "omni.json"
+local run = require "spec.support.run"
 local support = require "spec.support.pipeline"
 
 local data_of = support.data_of
@@ -87,5 +88,30 @@ describe("a stage that raises what cannot be told as it is", function()
       assert.truthy(err:find("caf\\xE9", 1, true), err)
       assert.truthy(app:rpc("b", "stats"))
     end)
+  end)
+end)
+
+describe("a request that cannot be", function()
+  it("is misuse, told at the caller's line", function()
+    with_app({ { "a", "pass" } }, function(app)
+      local function told(options, text)
+        local ok, err = pcall(app.submit, app, options)
+        assert.is_false(ok)
+        assert.truthy(err:find("^spec/robust_spec.lua:%d+: app:submit: key ") and err:find(text, 1, true), err)
+      end
+      told({ id = "caf\233" }, '"id" must be UTF-8')
+      told({ id = ("x"):rep(65537) }, '"id" must be at most 65536 bytes long, not 65537')
+      told({ deadline = math.huge }, '"deadline" must be at most 1e9 seconds')
+      told({ deadline = 0 / 0 }, '"deadline" must be a number above 0')
+      assert.same({ "y" }, data_of(app:submit { data = "y", id = ("x"):rep(65536), deadline = 1e9 }))
+    end)
+  end)
+
+  it("is a bad line of the command line's input", function()
+    local stdin = ('{"data":"a","deadline":1e300}\n{"data":"b","id":"%s"}\n{"data":"c"}\n'):format(("x"):rep(65537))
+    local p = run.run({ run.omnihost, "spec/fixtures/cli_pipeline.lua" }, { stdin = stdin })
+    assert.truthy(p.stderr:find('stdin:1: request: key "deadline" must be at most 1e9 seconds', 1, true), p.stderr)
+    assert.truthy(p.stderr:find('stdin:2: request: key "id" must be at most', 1, true), p.stderr)
+    assert.truthy(p.stderr:find("1 requests ok, 0 failed, 2 bad lines", 1, true), p.stderr)
   end)
 end)

@@ -25,11 +25,26 @@ App.__index = App
 local Request = {}
 Request.__index = Request
 
-local SUBMIT = {
-  id = { type = { "string", "number", "nil" } },
-  data = {},
-  deadline = { type = { "positive", "nil" } },
+local LONGEST_ID = 64 * 1024
+local LONGEST_TIME = 1e9 -- seconds; timers count milliseconds in integers
+
+local function crosses(id)
+  if type(id) ~= "string" then return true end
+  if #id > LONGEST_ID then return false, ("must be at most %d bytes long, not %d"):format(LONGEST_ID, #id) end
+  return json.encode(id) ~= nil, "must be UTF-8"
+end
+
+--- Rules for what a request may say of itself, for whoever reads requests from elsewhere.
+---@type table<string, omni.check.rule>
+app.RULES = {
+  id = { type = { "string", "number", "nil" }, check = crosses },
+  deadline = {
+    type = { "positive", "nil" },
+    check = function(v) return v <= LONGEST_TIME, "must be at most 1e9 seconds; leave it out for none" end,
+  },
 }
+
+local SUBMIT = { id = app.RULES.id, data = {}, deadline = app.RULES.deadline }
 
 -- Wakes all tasks that wait under this name.
 local function wake(holder, name)

@@ -6,6 +6,7 @@ local host = require "omni.native.host"
 local json = require "omni.json"
 local omni = require "omni"
 local output = require "omni.cli.output"
+local rules = require("omni.app").RULES
 local sched = require "omni.native.sched"
 local source = require "omni.cli.source"
 local wire = require "omni.wire"
@@ -16,10 +17,10 @@ local IN_FLIGHT = 64 -- requests that are read ahead of their results
 local EXIT_CODES = { SIGINT = 130, SIGTERM = 143 }
 
 local REQUEST = {
-  id = { type = { "string", "number", "nil" } },
+  id = rules.id,
   data = {},
   data_b64 = { type = { "string", "nil" } },
-  deadline = { type = { "positive", "nil" } },
+  deadline = rules.deadline,
 }
 
 local function options_of(name, arguments)
