@@ -115,3 +115,32 @@ describe("a request that cannot be", function()
     assert.truthy(p.stderr:find("1 requests ok, 0 failed, 2 bad lines", 1, true), p.stderr)
   end)
 end)
+
+describe("what is too long for a control message", function()
+  local long = ("x"):rep(20 * 2 ^ 20)
+
+  it("is refused where it is asked", function()
+    with_app({ { "a", "raises" } }, function(app)
+      local pid = app:stats().workers.a
+      local value, err, code = app:rpc("a", "ask", { long })
+      assert.is_nil(value)
+      assert.equal("E2BIG", code)
+      assert.truthy(err:find "^E2BIG: %d+ bytes are more than a control message may have %(16777216%)$", err)
+      assert.equal("fine", app:rpc("a", "ask", { long:sub(1, 16 * 2 ^ 20 - 200) }))
+      local ok, misuse = pcall(app.rpc, app, "a", "caf\233")
+      assert.is_false(ok)
+      assert.truthy(misuse:find "^spec/robust_spec.lua:%d+: app:rpc: the arguments cannot cross")
+      assert.equal(pid, app:stats().workers.a)
+    end)
+  end)
+
+  it("is refused at the start, as what cannot cross is, where it is a stage's configuration", function()
+    for code, text in pairs { E2BIG = long, EJSON = "caf\233" } do
+      local definition = { module = "spec.fixtures.raises", config = { text = text } }
+      local app, err, found = line({ { "a", definition }, { "b", "pass" } }):start()
+      assert.is_nil(app)
+      assert.equal(code, found, err)
+      assert.truthy(err:find('stage "a": its configuration cannot cross to its process', 1, true), err)
+    end
+  end)
+end)

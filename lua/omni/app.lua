@@ -9,6 +9,7 @@ local router = require "omni.router"
 local rpc = require "omni.rpc"
 local sched = require "omni.native.sched"
 local sink = require "omni.sink"
+local wire = require "omni.wire"
 
 local app = {}
 
@@ -306,12 +307,14 @@ local function check_stage(self, stage, where)
   check.misuse(('%s: there is no stage "%s"%s'):format(where, stage, check.hint(stage, self.order)))
 end
 
--- Raises where a question cannot be asked at all.
+-- Raises where a question cannot be asked at all; nil and why where it is too long.
 local function check_question(self, stage, method, args)
   check_stage(self, stage, "app:rpc")
   check.argument(method, "string", "app:rpc: the method's name")
-  local ok, why = json.encode { args = args }
-  if not ok then check.misuse("app:rpc: the arguments cannot cross to the stage: " .. why) end
+  local line, why, code = wire.line { type = "rpc", id = 2 ^ 53, method = method, args = args }
+  if line then return true end
+  if code == "E2BIG" then return nil, why, code end
+  check.misuse("app:rpc: the arguments cannot cross to the stage: " .. why)
 end
 
 -- Answers for all replicas are collected by the orchestrator until the deadline, and are on their way after it.
@@ -327,7 +330,8 @@ local ON_THE_WAY = 1
 ---@return string? code
 function App:rpc(stage, method, args, options)
   options = check.table(options or {}, RPC, "app:rpc")
-  check_question(self, stage, method, args)
+  local fits, problem, problem_code = check_question(self, stage, method, args)
+  if not fits then return nil, problem, problem_code end
   self.next_call = self.next_call + 1
   local id, timeout = self.next_call, options.timeout
   local deadline = omni.now() + timeout

@@ -101,6 +101,11 @@ end
 -- Starts a process for a stage: its first, or one after a death.
 local function spawn(self, stage)
   local definition = stage.definition
+  local fits, problem = wire.line(self:init_message(stage))
+  if not fits then
+    local code, text = problem:match "^(E%w+): (.*)$"
+    return nil, ('%s: stage "%s": its configuration cannot cross to its process: %s'):format(code, stage.name, text)
+  end
   stage.greeted, stage.broken, stage.generation = false, nil, stage.generation + 1
   local worker, why = supervisor.spawn {
     stage = definition.name, command = exec.command(definition), owner_fd = self.owner_fd,

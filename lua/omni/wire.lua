@@ -30,6 +30,19 @@ function wire.encode(message)
   return assert(json.encode(message)) .. "\n"
 end
 
+--- One message as a line, where it may hold what its users gave.
+---@param message table
+---@return string|nil line nil where it cannot cross, or is longer than a message may be
+---@return string? error "EJSON: ..." or "E2BIG: ..."
+---@return string? code
+function wire.line(message)
+  local line, why, code = json.encode(message)
+  if not line then return nil, why, code end
+  if #line <= wire.LIMIT then return line .. "\n" end
+  local text = "E2BIG: %d bytes are more than a control message may have (%d)"
+  return nil, text:format(#line, wire.LIMIT), "E2BIG"
+end
+
 --- The message of one line.
 ---@param line string without its newline
 ---@return table|nil message
