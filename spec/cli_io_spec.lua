@@ -1,5 +1,6 @@
 -- What the command line does when its input or its outputs are not as they should be.
 local json = require "omni.json"
+local output = require "omni.cli.output"
 local run = require "spec.support.run"
 local uv = require "luv"
 
@@ -17,6 +18,13 @@ local function write(path, text)
   local file = assert(io.open(path, "w"))
   file:write(text)
   file:close()
+end
+
+local function read(path)
+  local file = assert(io.open(path, "rb"))
+  local text = file:read "*a"
+  file:close()
+  return text
 end
 
 local function drive(stdin, ...)
@@ -57,6 +65,17 @@ describe("the input", function()
       assert.equal("Y", of(p, "b")[1].data)
     end)
   end)
+
+  it("that cannot be read is an error", function()
+    with_dir(function(dir)
+      local p = drive("", "--input", dir)
+      assert.equal(1, p.code)
+      tells(p, ("cannot read requests: %s: EISDIR"):format(dir))
+      p = run.run { "/bin/sh", "-c", ("%s %s < %s"):format(run.omnihost, PIPELINE, dir) }
+      assert.equal(1, p.code)
+      tells(p, "cannot read requests: stdin: EISDIR")
+    end)
+  end)
 end)
 
 describe("the log of a stage", function()
@@ -70,5 +89,47 @@ describe("the log of a stage", function()
     tells(p, "after one")
     local cut = p.stderr:match '"(x+)%.%.%. %(cut: a line longer than the limit%)"'
     assert.equal(65536, cut and #cut)
+  end)
+end)
+
+describe("the folder for files", function()
+  it("keeps labels apart from the names of unfinished files", function()
+    with_dir(function(dir)
+      local out = assert(output.open { output = "/dev/null", out_dir = dir })
+      local requests = { x = out:request "x", ["x.part"] = out:request "x.part", [".x.part"] = out:request ".x.part" }
+      local function all(fn) for _, id in ipairs { ".x.part", "x.part", "x" } do fn(requests[id], id) end end
+      for _ = 1, 2 do all(function(request, id) assert(request:chunk { stage = "s", index = 0, data = id }) end) end
+      all(function(request) assert.is_nil(request:close()) end)
+      for name, text in pairs { ["x"] = "xx", ["x.part"] = "x.partx.part", ["%2Ex.part"] = ".x.part.x.part" } do
+        assert.equal(text, read(dir .. "/" .. name))
+      end
+    end)
+  end)
+
+  it("fails the request whose file cannot get its name", function()
+    with_dir(function(dir)
+      assert(uv.fs_mkdir(dir .. "/x.txt", tonumber("755", 8)))
+      local p = drive('{"id":"x","data":"a"}\n{"id":"y","data":"b"}\n', "--out-dir", dir)
+      assert.equal(1, p.code)
+      local _, errors = of(p, "x")
+      assert.equal(1, #errors)
+      assert.equal("EIO", errors[1].code)
+      assert.truthy(errors[1].error:find("x.txt: EISDIR", 1, true))
+      tells(p, "1 requests ok, 1 failed")
+      assert.equal("B", read(dir .. "/y.txt"))
+      assert.is_nil(uv.fs_stat(dir .. "/.x.txt.part"))
+    end)
+  end)
+
+  it("fails the request whose file cannot be made", function()
+    with_dir(function(dir)
+      assert(uv.fs_mkdir(dir .. "/.x.txt.part", tonumber("755", 8)))
+      local p = drive('{"id":"x","data":"a b"}\n{"id":"y","data":"b"}\n', "--out-dir", dir)
+      assert.equal(1, p.code)
+      local mine, errors = of(p, "x")
+      assert.same({ 1, 1 }, { #mine, #errors })
+      assert.equal(("EIO: %s/.x.txt.part: Is a directory"):format(dir), errors[1].error)
+      tells(p, "1 requests ok, 1 failed")
+    end)
   end)
 end)

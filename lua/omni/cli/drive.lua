@@ -103,7 +103,11 @@ local function follow(self, request, out)
       if not out.begun then self.first[#self.first + 1] = omni.now() - request.submitted_at end
       out.begun = true
     end
-    local ok, failure = out:chunk(chunk)
+    local ok, failure, failure_code = out:chunk(chunk)
+    if failure_code then
+      request:abort()
+      return failure, failure_code
+    end
     if not ok then self:give_up(failure) end
     self:progress()
   end
@@ -142,6 +146,7 @@ local function read_requests(self)
       end
     end
   end
+  if self.source.failure then complain("cannot read requests: " .. self.source.failure) end
   await_fewer(self, 1)
 end
 
@@ -210,7 +215,7 @@ function drive.main(declared, name, arguments)
   self:progress(true)
   if options.stats then io.stderr:write(require("omni.metrics").text()) end
   self:summary()
-  local good = self.failed == 0 and self.bad == 0 and not self.broken
+  local good = self.failed == 0 and self.bad == 0 and not self.broken and not self.source.failure
   os.exit(EXIT_CODES[self.signal] or (good and 0 or 1))
 end
 

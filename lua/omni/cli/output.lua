@@ -81,12 +81,17 @@ function Output:request(id)
   return setmetatable({ output = self, id = id }, Request)
 end
 
+-- A file has its name once it is whole; the name it has before begins with a dot, as no safe name does.
 local function to_file(self, bytes)
   if not self.file then
-    self.path = self.output.dir .. "/" .. file_name(self.output, tostring(self.id))
-    self.file = assert(io.open(self.path .. ".part", "we"))
+    local dir, name = self.output.dir, file_name(self.output, tostring(self.id))
+    self.path, self.part = ("%s/%s"):format(dir, name), ("%s/.%s.part"):format(dir, name)
+    local file, why = io.open(self.part, "we")
+    if not file then return nil, "EIO: " .. why, "EIO" end
+    self.file = file
   end
-  assert(self.file:write(bytes))
+  local ok, why = self.file:write(bytes)
+  if not ok then return nil, ("EIO: %s: %s"):format(self.path, why), "EIO" end
   return self.path
 end
 jit.off(to_file)
@@ -95,11 +100,12 @@ jit.off(to_file)
 ---@param chunk {stage: string, index: integer, data: any, finished: boolean}
 ---@return boolean|nil ok
 ---@return string? error
+---@return string? code the request has failed; without a code, the output
 function Request:chunk(chunk)
   local record = { id = self.id, stage = chunk.stage, chunk = chunk.index, finished = chunk.finished }
   if type(chunk.data) == "string" and self.output.dir then
-    local ok, path = pcall(to_file, self, chunk.data)
-    if not ok then return nil, path end
+    local path, why, code = to_file(self, chunk.data)
+    if not path then return nil, why, code end
     record.file, record.bytes = path, #chunk.data
   elseif type(chunk.data) == "string" and not json.encode(chunk.data) then
     record.data_b64 = base64.encode(chunk.data)
@@ -116,9 +122,10 @@ end
 ---@return string|nil code
 function Request:close(error, code)
   if not self.file then return error, code end
-  local closed, why = self.file:close()
-  if not closed and not error then error, code = ("EIO: %s: %s"):format(self.path, why), "EIO" end
-  if error then os.remove(self.path .. ".part") else os.rename(self.path .. ".part", self.path) end
+  local ok, why = self.file:close()
+  if ok and not error then ok, why = uv.fs_rename(self.part, self.path) end
+  if not ok and not error then error, code = ("EIO: %s: %s"):format(self.path, why), "EIO" end
+  if error then os.remove(self.part) end
   return error, code
 end
 jit.off(Request.close)
