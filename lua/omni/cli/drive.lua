@@ -118,7 +118,7 @@ local function serve(self, id, options)
   local out = self.output:request(id)
   local why, code = out:close(follow(self, request, out))
   if why then
-    local ok, failure = self.output:line { id = id, error = why, code = code }
+    local ok, failure = self.output:error(id, why, code)
     if not ok then self:give_up(failure) end
     self.failed = self.failed + 1
     complain(("request %s: %s%s"):format(id, why, request.traceback and "\n" .. request.traceback or ""))

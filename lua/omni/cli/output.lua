@@ -57,9 +57,10 @@ end
 ---@param record table
 ---@return boolean|nil ok nil when the reader of the output is gone
 ---@return string? error
+---@return string? code EJSON when it is the record that has no form in JSON
 function Output:line(record)
-  local text, why = json.encode(record)
-  if not text then text = json.encode { id = record.id, error = why, code = "EJSON" } or "{}" end
+  local text, why, code = json.encode(record)
+  if not text then return nil, why, code end
   local ok, failure = self.file:write(text, "\n")
   if ok then ok, failure = self.file:flush() end
   if not ok then return nil, failure end
@@ -69,6 +70,17 @@ end
 -- Compiled, `file:flush` runs twice where it fails, and the second time there is nothing left to fail with: the error
 -- would be lost. The same is true of every place below that must see a failed write.
 jit.off(Output.line)
+
+--- Writes how a request failed as a JSON line.
+---@param id string|number
+---@param why string
+---@param code string|nil
+---@return boolean|nil ok
+---@return string? error
+function Output:error(id, why, code)
+  if not json.encode(why) then why = why:gsub("[\128-\255]", function(c) return ("\\%d"):format(c:byte()) end) end
+  return self:line { id = id, error = why, code = code }
+end
 
 ---@class omni.cli.output.request
 local Request = {}

@@ -7,6 +7,8 @@ local wire = require "omni.wire"
 local source = {}
 
 ---@class omni.cli.source
+---@field name string for messages
+---@field failure string|nil why reading ended before the end of the input
 local Source = {}
 Source.__index = Source
 
@@ -39,20 +41,21 @@ local function wake(self)
   if ticket then sched.unpark(ticket) end
 end
 
-local function take(self, bytes)
-  self.feed(bytes)
+-- What was read; nil at the end. After an error, a line that has only begun is no request.
+local function take(self, bytes, why)
+  if why then self.failure = ("%s: %s"):format(self.name, why) else self.feed(bytes) end
   if not bytes then self.ended = true end
 end
 
 -- Reads one block; suspends where it may take long.
 local function read(self)
   if not self.stream then
-    local bytes = uv.fs_read(self.fd, BLOCK, -1)
-    return take(self, bytes ~= "" and bytes or nil)
+    local bytes, why = uv.fs_read(self.fd, BLOCK, -1)
+    return take(self, bytes ~= "" and bytes or nil, why)
   end
-  self.stream:read_start(function(_, bytes)
+  self.stream:read_start(function(why, bytes)
     self.stream:read_stop()
-    take(self, bytes)
+    take(self, bytes, why)
     wake(self)
   end)
   self.ticket = sched.ticket "reading requests"
