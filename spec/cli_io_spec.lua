@@ -134,6 +134,18 @@ describe("the folder for files", function()
   end)
 end)
 
+describe("a folder for files that is none", function()
+  it("is told before anything starts", function()
+    with_dir(function(dir)
+      write(dir .. "/file", "")
+      local p = drive('{"id":"x","data":"a"}\n', "--out-dir", dir .. "/file")
+      assert.equal(1, p.code)
+      assert.equal("", p.stdout)
+      assert.equal(("omnihost: --out-dir: %s/file is no folder\n"):format(dir), p.stderr)
+    end)
+  end)
+end)
+
 describe("a result", function()
   it("that JSON cannot carry fails its request, once", function()
     local p = drive '{"id":"x","data":"a odd b"}\n{"id":"y","data":"b"}\n'

@@ -23,7 +23,9 @@ function output.open(options)
   end
   if options.out_dir then
     local made, why, code = uv.fs_mkdir(options.out_dir, tonumber("755", 8))
-    if not made and code ~= "EEXIST" then return nil, why end
+    local there = code == "EEXIST" and uv.fs_stat(options.out_dir)
+    if not made and not there then return nil, why end
+    if there and there.type ~= "directory" then return nil, ("--out-dir: %s is no folder"):format(options.out_dir) end
   end
   return setmetatable({ file = file, dir = options.out_dir, extension = options.extension, used = {} }, Output)
 end
