@@ -1,6 +1,7 @@
 --- The processes of each stage, and which of them a request runs on: one per stage, from its admission to its end.
 
 local check = require "omni.check"
+local errors = require "omni.errors"
 
 local replicas = {}
 
@@ -52,10 +53,18 @@ function replicas.dump(fn)
   return code
 end
 
+-- What pick sees as globals: those of the orchestrator's state, which it must not end.
+local function surroundings()
+  local function exit() error("os.exit would end the whole pipeline", 2) end
+  return setmetatable({ os = setmetatable({ exit = exit }, { __index = os }) }, { __index = _G })
+end
+
 -- The function that chooses for a stage.
 local function chooser(self, definition)
   if not definition.pick then return least_outstanding end
-  self.picks[definition.name] = self.picks[definition.name] or assert(loadstring(definition.pick))
+  if not self.picks[definition.name] then
+    self.picks[definition.name] = setfenv(assert(loadstring(definition.pick)), surroundings())
+  end
   return self.picks[definition.name]
 end
 
@@ -76,9 +85,9 @@ function replicas.pick(self, name, record)
   local definition = self.stages[name][1].definition
   local ok, choice = pcall(chooser(self, definition), candidates, { id = record.label, data = record.data })
   if ok and stages[choice] then return stages[choice] end
-  local text = 'ESTAGE: the pick of stage "%s" %s'
-  local why = ok and ("returned %s, not 1 to %d"):format(tostring(choice), #stages) or "failed: " .. tostring(choice)
-  return nil, text:format(name, why)
+  local said = errors.text_of(choice) -- of what it returned, or raised
+  local why = ok and ("returned %s, not 1 to %d"):format(said, #stages) or "failed: " .. said
+  return nil, ('ESTAGE: the pick of stage "%s" %s'):format(name, why)
 end
 
 --- Gives a request its processes.
