@@ -71,21 +71,21 @@ function program.start(options)
   options = check.table(options, OPTIONS, "omni.program.start")
   local self = setmetatable({ name = options.command[1], tail = "", parts = {}, size = 0, writes = 0 }, Program)
   self.stdin, self.stdout, self.stderr = uv.new_pipe(), uv.new_pipe(), uv.new_pipe()
-  local why
+  local problem, code = "it is not found", "ENOENT"
   if program.find(self.name, options.cwd) then
-    self.handle, self.pid = uv.spawn(uv.exepath(), {
+    local handle, pid, errno = uv.spawn(uv.exepath(), {
       args = supervisor.trampoline(options.command, true), stdio = { self.stdin, self.stdout, self.stderr },
       env = supervisor.environment(options.env), cwd = options.cwd,
-    }, function(code, signal)
-      self.code, self.signal = code, signal
+    }, function(status, signal)
+      self.code, self.signal = status, signal
       self.handle:close()
       wake(self, "ender")
     end)
-    why = tostring(self.pid)
+    if handle then self.handle, self.pid = handle, pid else problem, code = pid, errno end
   end
   if not self.handle then
     self:close()
-    return nil, ('ENOENT: program "%s" could not be started: %s'):format(self.name, why or "it is not found"), "ENOENT"
+    return nil, ('%s: program "%s" could not be started: %s'):format(code, self.name, problem), code
   end
   if options.request then self.release = options.request:on_end(function() self:kill() end) end
   watch_stderr(self)
