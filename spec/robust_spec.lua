@@ -1,8 +1,10 @@
 -- What users get wrong, or programs do, ends what it concerns and nothing else.
 local errors = require "omni.errors"
 local json = require "omni.json"
+local program = require "omni.program"
 local run = require "spec.support.run"
 local support = require "spec.support.pipeline"
+local uv = require "luv"
 
 local data_of = support.data_of
 local failure_of = support.failure_of
@@ -19,7 +21,7 @@ describe("an error's text", function()
     assert.equal("nil", (errors.text_of(nil)))
     assert.same({ "EFULL: no room", "EFULL" }, { errors.text_of "EFULL: no room" })
     local faulty = setmetatable({}, { __index = error, __tostring = error })
-    assert.equal("an error that has no text (a table)", (errors.text_of(faulty)))
+    assert.equal("something that has no text (a table)", (errors.text_of(faulty)))
   end)
 
   it("is cut between characters", function()
@@ -36,8 +38,8 @@ end)
 
 describe("a stage that raises what cannot be told as it is", function()
   local told = {
-    bytes = "caf\\xE9 " .. EURO, faulty = "an error that has no text (a table)",
-    number = "an error that has no text (a table)", long = " ... (cut)", ["nil"] = "nil", memory = "",
+    bytes = "caf\\xE9 " .. EURO, faulty = "something that has no text (a table)",
+    number = "something that has no text (a table)", long = " ... (cut)", ["nil"] = "nil", memory = "",
   }
 
   it("fails its request and no other", function()
@@ -141,6 +143,57 @@ describe("what is too long for a control message", function()
       assert.is_nil(app)
       assert.equal(code, found, err)
       assert.truthy(err:find('stage "a": its configuration cannot cross to its process', 1, true), err)
+    end
+  end)
+end)
+
+describe("a pick that misbehaves", function()
+  it("fails its request and no other", function()
+    local function pick(_, request)
+      if request.id == "exit" then os.exit(3) end
+      if request.id == "bytes" then error("caf\233", 0) end
+      if request.id == "faulty" then error(setmetatable({}, { __tostring = error })) end
+      if request.id == "odd" then return setmetatable({}, { __tostring = error }) end
+      return os.time() > 0 and 1
+    end
+    with_app({ { "a", { module = "spec.fixtures.pass", pick = pick } } }, function(app)
+      local told = {
+        exit = "os.exit would end the whole pipeline", bytes = "failed: caf\\xE9",
+        faulty = "failed: something that has no text (a table)",
+        odd = "returned something that has no text (a table), not 1 to 1",
+      }
+      for what, text in pairs(told) do
+        local err, code = failure_of(app:submit { id = what, data = "x" })
+        assert.equal("ESTAGE", code, err)
+        assert.truthy(err:find('the pick of stage "a" ', 1, true) and err:find(text, 1, true), err)
+        assert.same({ "y" }, data_of(app:submit { data = "y" }))
+      end
+    end)
+  end)
+end)
+
+describe("a program that cannot be started for want of descriptors", function()
+  it("is a failure that says so", function()
+    local spawn = uv.spawn
+    uv.spawn = function() return nil, "EMFILE: too many open files", "EMFILE" end -- luacheck: ignore
+    local called, running, err, code = pcall(program.start, { command = { "cat" } })
+    uv.spawn = spawn -- luacheck: ignore
+    assert.is_true(called, running)
+    assert.is_nil(running)
+    assert.equal('EMFILE: program "cat" could not be started: EMFILE: too many open files', err)
+    assert.equal("EMFILE", code)
+  end)
+end)
+
+describe("an emit of nothing", function()
+  it("is misuse at the stage's line", function()
+    for _, call in ipairs { "emit()", "emit(nil)", 'emit("output", nil)' } do
+      local stage = support.inline("\nfor _ in input do\n" .. call .. "\nend")
+      with_app({ { "a", stage } }, function(app)
+        local err, code = failure_of(app:submit { data = "x" })
+        assert.equal("ESTAGE", code, err)
+        assert.truthy(err:find('stage "a" failed: inline:3: emit takes one value', 1, true), err)
+      end)
     end
   end)
 end)

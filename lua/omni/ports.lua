@@ -102,6 +102,7 @@ function ports.emit(outputs, send)
     if n > 2 then check.misuse(("emit takes a chunk, or a port and a chunk, not %d values"):format(n)) end
     local port, data
     if n == 2 then port, data = first, second else data = first end
+    if data == nil then check.misuse "emit takes one value, or a port and a value: there was none, or nil" end
     if n == 2 and type(port) ~= "string" then
       check.misuse(("emit: the port's name must be a string, not a %s"):format(type(port)))
     end
