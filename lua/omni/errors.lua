@@ -48,7 +48,7 @@ end
 ---@return string|nil code "ECODE" where the text begins with one
 function errors.text_of(err)
   local ok, text = pcall(raw_text, err)
-  if not ok or not text then text = ("an error that has no text (a %s)"):format(type(err)) end
+  if not ok or not text then text = ("something that has no text (a %s)"):format(type(err)) end
   local whole = text
   if #text > LIMIT then text = cut(text) end
   if not json.encode(text) then text = text:gsub("[\128-\255]+", escape) end
