@@ -1,5 +1,6 @@
 -- What the command line does when its input or its outputs are not as they should be.
 local json = require "omni.json"
+local omni = require "omni"
 local output = require "omni.cli.output"
 local run = require "spec.support.run"
 local uv = require "luv"
@@ -100,6 +101,7 @@ describe("the folder for files", function()
       local function all(fn) for _, id in ipairs { ".x.part", "x.part", "x" } do fn(requests[id], id) end end
       for _ = 1, 2 do all(function(request, id) assert(request:chunk { stage = "s", index = 0, data = id }) end) end
       all(function(request) assert.is_nil(request:close()) end)
+      uv.fs_close(out.fd)
       for name, text in pairs { ["x"] = "xx", ["x.part"] = "x.partx.part", ["%2Ex.part"] = ".x.part.x.part" } do
         assert.equal(text, read(dir .. "/" .. name))
       end
@@ -162,7 +164,29 @@ describe("a result", function()
     with_dir(function(dir)
       local out = assert(output.open { output = dir .. "/out" })
       assert(out:error("x", "EIO: \255: no", "EIO"))
+      uv.fs_close(out.fd)
       assert.same({ { id = "x", error = "EIO: \\255: no", code = "EIO" } }, records(read(dir .. "/out")))
     end)
+  end)
+
+  it("waits for a reader that is slow, where the output does not block", function()
+    local fds = assert(uv.pipe({ nonblock = true }, { nonblock = true }))
+    local out = assert(output.open {})
+    out.fd = fds.write
+    local tasks, text = {}, {}
+    for id = 1, 3 do
+      tasks[id] = omni.spawn(function() return out:line { id = id, data = (tostring(id)):rep(300000) } end)
+    end
+    while not out.writing do omni.sleep(0.001) end -- more than a pipe holds: it waits now
+    while #records(table.concat(text):match "^.*\n" or "") < 3 do
+      text[#text + 1] = uv.fs_read(fds.read, 65536, -1) or nil
+      omni.sleep(0)
+    end
+    for id, task in ipairs(tasks) do assert.is_true(task:join(5), id) end
+    for _, record in ipairs(records(table.concat(text))) do
+      assert.equal((tostring(record.id)):rep(300000), record.data)
+    end
+    uv.fs_close(fds.read)
+    uv.fs_close(fds.write)
   end)
 end)

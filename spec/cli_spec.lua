@@ -213,7 +213,7 @@ describe("a pipeline on the command line", function()
   it("ends with 1 when its results find no room", function()
     local p = drive(('{"data":"a"}\n'):rep(500), "--output", "/dev/full")
     assert.equal(1, p.code)
-    assert.truthy(p.stderr:find("cannot write results: No space left on device", 1, true))
+    assert.truthy(p.stderr:find("cannot write results: ENOSPC: no space left on device", 1, true))
   end)
 
   it("tells wrong options, and what to do", function()

@@ -2,6 +2,7 @@
 
 local base64 = require "omni.base64"
 local json = require "omni.json"
+local sched = require "omni.native.sched"
 local uv = require "luv"
 
 local output = {}
@@ -15,11 +16,11 @@ Output.__index = Output
 ---@return omni.cli.output|nil
 ---@return string? error
 function output.open(options)
-  local file = io.stdout
+  local fd, failure = 1
+  io.stdout:flush() -- what the script printed comes first
   if options.output and options.output ~= "-" then
-    local why
-    file, why = io.open(options.output, "we")
-    if not file then return nil, why end
+    fd, failure = uv.fs_open(options.output, "w", tonumber("666", 8))
+    if not fd then return nil, failure end
   end
   if options.out_dir then
     local made, why, code = uv.fs_mkdir(options.out_dir, tonumber("755", 8))
@@ -27,7 +28,9 @@ function output.open(options)
     if not made and not there then return nil, why end
     if there and there.type ~= "directory" then return nil, ("--out-dir: %s is no folder"):format(options.out_dir) end
   end
-  return setmetatable({ file = file, dir = options.out_dir, extension = options.extension, used = {} }, Output)
+  return setmetatable({
+    fd = fd, dir = options.out_dir, extension = options.extension, used = {}, waiting = {},
+  }, Output)
 end
 
 local function escaped(c) return ("%%%02X"):format(c:byte()) end
@@ -55,7 +58,32 @@ local function file_name(self, id)
   return name
 end
 
---- Writes one JSON line.
+-- Suspends until a descriptor that does not block takes more, or has no reader any more. As a write: 0 bytes.
+local function await_room(fd)
+  local poll, why = uv.new_poll(fd)
+  if not poll then return nil, why end
+  local ticket = sched.ticket "writing results"
+  poll:start("w", function()
+    poll:stop()
+    sched.unpark(ticket)
+  end)
+  sched.park "writing results"
+  poll:close()
+  return 0
+end
+
+local function write_all(fd, text)
+  local from = 1
+  while from <= #text do
+    local written, why, code = uv.fs_write(fd, text:sub(from), -1)
+    if code == "EAGAIN" then written, why = await_room(fd) end
+    if not written then return nil, why end
+    from = from + written
+  end
+  return true
+end
+
+--- Writes one JSON line; suspends while the reader is slow.
 ---@param record table
 ---@return boolean|nil ok nil when the reader of the output is gone
 ---@return string? error
@@ -63,15 +91,18 @@ end
 function Output:line(record)
   local text, why, code = json.encode(record)
   if not text then return nil, why, code end
-  local ok, failure = self.file:write(text, "\n")
-  if ok then ok, failure = self.file:flush() end
-  if not ok then return nil, failure end
-  return true
+  while self.writing do -- one at a time: lines stay whole
+    local ticket = sched.ticket "writing results"
+    self.waiting[#self.waiting + 1] = ticket
+    sched.park "writing results"
+  end
+  self.writing = true
+  local ok, failure = write_all(self.fd, text .. "\n")
+  self.writing = false
+  local ticket = table.remove(self.waiting, 1)
+  if ticket then sched.unpark(ticket) end
+  return ok, failure
 end
-
--- Compiled, `file:flush` runs twice where it fails, and the second time there is nothing left to fail with: the error
--- would be lost. The same is true of every place below that must see a failed write.
-jit.off(Output.line)
 
 --- Writes how a request failed as a JSON line.
 ---@param id string|number
@@ -108,6 +139,8 @@ local function to_file(self, bytes)
   if not ok then return nil, ("EIO: %s: %s"):format(self.path, why), "EIO" end
   return self.path
 end
+-- Compiled, `file:write` may run twice where it fails, and the second time there is nothing left to fail with: the
+-- error would be lost.
 jit.off(to_file)
 
 --- Writes a chunk as a line, its bytes to the request's file where there is a folder for files.
