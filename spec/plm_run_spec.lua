@@ -481,6 +481,17 @@ describe("runs and futures", function()
       assert.same({ "forever cancelled" }, steps(run, "cancel"))
     end)
 
+    it("holds no worker once it is closed, even while somebody holds the run", function()
+      local testing = require "omni.testing"
+      local before = testing.snapshot()
+      local run = make { SHOP }
+      assert.equal("a!", run:call { tool = "lookup", args = { "a" } })
+      run:close()
+      manifest:close()
+      assert.same({}, testing.settle(before, 20))
+      assert.equal(1, run:stats().calls)
+    end)
+
     it("is forgotten unclosed without leaving anything", function()
       make { SHOP }
       local run = plm.open_run { manifest = manifest }

@@ -54,6 +54,14 @@ omni_run *omni_run_ref(omni_run *run) {
   return omni_run_ref_memory(run);
 }
 
+void omni_run_let_go(omni_run *run) {
+  omni_mutex_lock(&run->pool->mutex);
+  bool first = !run->let_go;
+  run->let_go = true;
+  omni_mutex_unlock(&run->pool->mutex);
+  if (first) omni_pool_release(run->pool);
+}
+
 void omni_run_unref(omni_run *run) {
   omni_mutex_lock(&run->pool->mutex);
   bool last = --run->users == 0;
@@ -61,7 +69,7 @@ void omni_run_unref(omni_run *run) {
   if (last) {
     omni_run_shut(run);
     omni_run_free_records(run);
-    omni_pool_release(run->pool);
+    omni_run_let_go(run);
   }
   omni_run_unref_memory(run);
 }

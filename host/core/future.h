@@ -35,6 +35,9 @@ omni_run *omni_run_open(omni_pool *pool, const omni_run_options *options);
 omni_run *omni_run_ref(omni_run *run);
 /* The last reference closes it without waiting. */
 void omni_run_unref(omni_run *run);
+/* A run that is closed and quiet needs its pool no more: a reference that is kept for its figures, or that the garbage
+ * collector has not seen to, keeps no worker. Idempotent. */
+void omni_run_let_go(omni_run *run);
 omni_pool *omni_run_pool(omni_run *run);
 
 /* Starts a read early. args: canonical JSON array (a reference is taken over). line: of the call, for the trace. 0 =

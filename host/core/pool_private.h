@@ -158,10 +158,11 @@ typedef struct run_record {
 struct omni_run {
   atomic_uint refs; /* memory: users, jobs, calls */
   unsigned users;
-  omni_pool *pool; /* a reference of its memory, and a use until the last user is gone */
+  omni_pool *pool; /* a reference of its memory, and a use until it is let go or the last user is gone */
   omni_run_options options;
   uint32_t next; /* last handle */
   bool cancelled, closed;
+  bool let_go;        /* the pool's use was given back */
   omni_table futures; /* unclaimed, by handle */
   omni_link live;
   omni_cond cond;   /* callers that block: something is done, started, cancelled or quiet */

@@ -194,6 +194,12 @@ static int run_cancel(lua_State *L) {
   return 0;
 }
 
+/* _let_go(): of a run that is closed and quiet; its workers belong to the manifest alone. */
+static int run_let_go(lua_State *L) {
+  omni_run_let_go(omni_plm_run_check(L, 1));
+  return 0;
+}
+
 static int run_shut(lua_State *L) {
   omni_run_shut(omni_plm_run_check(L, 1));
   return 0;
@@ -359,10 +365,10 @@ static void unref_call(void *call) { omni_call_unref(call); }
 static const luaL_Reg pool_methods[] = {
     {"close", pool_close}, {"closed", pool_closed}, {"stats", pool_stats}, {"_id", pool_id}, {NULL, NULL}};
 static const luaL_Reg run_methods[] = {
-    {"_prepare", run_prepare}, {"_begin", run_begin}, {"cancel_handle", run_cancel_handle},
-    {"cancel", run_cancel},    {"_shut", run_shut},   {"_quiet", run_quiet},
-    {"_wait", run_wait},       {"_names", run_names}, {"stats", run_stats},
-    {"_events", run_events},   {NULL, NULL}};
+    {"_prepare", run_prepare}, {"_begin", run_begin},   {"cancel_handle", run_cancel_handle},
+    {"cancel", run_cancel},    {"_shut", run_shut},     {"_let_go", run_let_go},
+    {"_quiet", run_quiet},     {"_wait", run_wait},     {"_names", run_names},
+    {"stats", run_stats},      {"_events", run_events}, {NULL, NULL}};
 static const luaL_Reg call_methods[] = {
     {"_take", call_take}, {"_wait", call_wait}, {"__hope", call_hope}, {NULL, NULL}};
 

@@ -91,6 +91,9 @@ function Run:cancel() end
 --- The same, and the run is over.
 function Run:_shut() end
 
+--- Gives the manifest's workers back; for a run that is closed and quiet.
+function Run:_let_go() end
+
 --- Whether no worker has a job of it.
 ---@return boolean
 function Run:_quiet() end

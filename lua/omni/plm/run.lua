@@ -161,6 +161,7 @@ function Run:close()
   end
   if self._closed then return end
   self._closed = true
+  run:_let_go() -- whoever still holds the run, compiled code too, must not hold workers
   manifest._runs = manifest._runs - 1
   if manifest._closed and manifest._runs == 0 then manifest._native:close() end
 end
